@@ -268,7 +268,7 @@ def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
         expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
         for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
             assert torch.equal(task.train[0][key], expected.train[0][key])
-    with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to draw val=9000 and test=0.1 of its"):
+    with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to sample val=9000 and test=0.1 of its"):
         from_file(path, val=9000, task="link_prediction")
     with pytest.raises(ValueError, match=r"disjoint=0.3 is a share of links. Leave it out, or choose task=link_predic"):
         from_dataset(digits().train[0], disjoint=0.3)
@@ -321,7 +321,7 @@ def test_the_command_predicts_links_of_a_file_without_features(
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
     result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8", "training.max_epochs=2")
     assert (result.item, result.metric) == ("link", "roc_auc")
-    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, drawn with"
+    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, at random by"
     assert split in capsys.readouterr().err
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in

@@ -1078,7 +1078,7 @@ def test_an_unknown_task_is_an_error():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"val_mask": None}, "val_mask is missing. Give it, or draw it"),
+        ({"val_mask": None}, "val_mask is missing. Give it, or split at random"),
         ({"val_mask": nodes(12, 3).long()}, r"val_mask is torch.int64 \(12,\), expected torch.bool \(12,\)"),
         ({"y": with_value(ring().y, -1)}, "test_mask holds nodes with unknown labels"),
         ({"y": ring().y.float()}, r"y is torch.float32 of shape \(12,\), expected torch.int64 of shape \(12,\)"),

@@ -271,7 +271,7 @@ def test_users_and_items_have_tables_of_their_own():
 
 def test_links_of_the_future_are_neither_messages_nor_training_links():
     frame = ratings()
-    with pytest.raises(ValueError, match=r"disjoint=0\.5 is of drawn links, but a column divides them\. Omit it"):
+    with pytest.raises(ValueError, match=r"disjoint=0\.5 divides links at random, but a column divides them\. Omit it"):
         tables(None, frame, bipartite=True, time="day", disjoint=0.5)
     task = tables(None, frame, bipartite=True, time="day")
     data, (users, items) = task.train[0], (frame[key].unique().tolist() for key in ("user", "item"))

@@ -510,7 +510,7 @@ def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
     right = (p.argmax(-1) == data.y)[data.test_mask].double().mean().item()
     assert f"(averaged prediction {100 * right:.1f} %, " in output
     rows = [Rows(p[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]]) for split in ("val", "test")]
-    own = "the split is the data's own, and coverage holds if validation and test were drawn alike"
+    own = "the split is the data's own, and coverage holds if validation and test have the same distribution"
     assert f"uncertainty {calibrated(NodeLabels(10), *rows, own).text()}\n" in output
 
 

@@ -79,7 +79,7 @@ def test_sets_of_classes_are_those_of_a_loop() -> None:
         held = [label in one for one, label in zip(its, labels, strict=True)]
         assert run.at(level, run.coverage) == pytest.approx([100 * np.mean(held)])
         assert run.at(level, run.sizes) == pytest.approx(np.mean([len(one) for one in its]))
-    with pytest.raises(ValueError, match=r"The run predicts 4 node classes\. Intervals are of quantities"):
+    with pytest.raises(ValueError, match=r"The run predicts 4 node classes\. Intervals are for regression"):
         run.interval(test.predictions)
     for level in (0, 0.905, 1, 90):
         with pytest.raises(ValueError, match=r"level is .*, expected 0\.01, 0\.02, \.\.\. or 0\.99"):
@@ -135,7 +135,7 @@ def test_labels_have_a_temperature_and_no_sets() -> None:
     assert run.temperature == pytest.approx(3, rel=0.3) and run.errors is not None and run.errors[1] < run.errors[0] / 2
     logits = test.predictions.logit() / run.temperature
     torch.testing.assert_close(run.probabilities(test.predictions), logits.sigmoid())
-    with pytest.raises(ValueError, match="level fits classes and quantities, but the run predicts 3 node labels"):
+    with pytest.raises(ValueError, match="level fits classes and regression, but the run predicts 3 node labels"):
         run.sets(test.predictions)
     assert run.text().startswith("calibration error ") and "sets" not in run.text()
 

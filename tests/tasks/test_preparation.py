@@ -391,7 +391,7 @@ def test_a_loaded_model_and_its_export_return_predictions_in_their_unit_on_reque
         assert torch.equal(model(*arguments), expected)  # nothing of the export is remembered
     with pytest.raises(ValueError, match="the model returns predictions, expected its outputs"):
         Inductive(model, NodeLabels(3))  # whose loss and score would be of them
-    with pytest.raises(UserWarning, match=r"returns standardised quantities, .*load\(run_dir, predictions=True\)"):
+    with pytest.raises(UserWarning, match=r"returns standardised targets, .*load\(run_dir, predictions=True\)"):
         torch.export.export(network, arguments)
     with pytest.raises(ValueError, match=r"shape \(4, 5\), expected \(N, 2\)"):
         model(torch.ones(4, 5), data.edge_index)

@@ -177,7 +177,11 @@ def test_labels_that_are_no_quantities_or_no_classes_are_refused():
     infinite = regression_graph()
     infinite.y[3] = math.inf
     for data, options, message in (
-        (regression_graph(), {"task": "node_classification"}, "expected whole numbers: classes. For quantities choose"),
+        (
+            regression_graph(),
+            {"task": "node_classification"},
+            "expected whole numbers: classes. For a regression choose",
+        ),
         (infinite, {}, "y is infinite as float32 in 1 places"),
         (graphs, {"val": 2, "test": 2}, "the graph has no nodes"),
     ):
@@ -220,6 +224,6 @@ def test_a_class_without_training_labels_is_refused(tmp_path):
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = (torch.arange(60) // 20 == i) & ((data.y != 2) | (i > 0))
     torch.save(data, tmp_path / "own.pt")
-    message = "nodes of class 2, the training has none.* or choose task=node_regression if these are quantities"
+    message = "nodes of class 2, the training has none.* or choose task=node_regression if these are numbers to predict"
     with pytest.raises(ValueError, match=message):
         from_file(tmp_path / "own.pt")

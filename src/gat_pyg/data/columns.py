@@ -270,8 +270,8 @@ def _check_numbers(frame: Any, name: str) -> None:
 class Targets:
     """The labels of a table's rows, in the form of `Preparation.source`.
 
-    One column of texts or whole numbers has classes, in their order; other numbers are quantities. Several columns have
-    a quantity each, or a label each if all values are 0 and 1. A missing value is unknown.
+    One column of texts or whole numbers has classes, in their order; other numbers are regression targets. Several
+    columns have a target each, or a label each if all values are 0 and 1. A missing value is unknown.
 
     Args:
         names: the columns.
@@ -293,7 +293,7 @@ class Targets:
         """Return the labels of some columns; `goal` is classification, regression or None.
 
         Raises:
-            ValueError: if several columns are not numbers, or quantities are texts, some or all.
+            ValueError: if several columns are not numbers, or targets are texts, some or all.
         """
         columns = [quantities(frame, name) for name in names]
         for name, (values, _) in zip(names, columns, strict=True):
@@ -330,7 +330,7 @@ class Targets:
         shown += [f"{len(self.classes) - 8} others"] if len(self.classes) > 8 else []
         shown += [f"unknown ({unknown:,})"] if (unknown := int((y < 0).sum())) else []
         are_many = len(self.classes) > 20 and all(name.removeprefix("-").isdecimal() for name in self.classes)
-        hint = f". If they are quantities, choose task={item}_regression" if are_many else ""
+        hint = f". If they are numbers to predict, choose task={item}_regression" if are_many else ""
         return f"{self.names[0]} has the classes {', '.join(shown)}{hint}"
 
     @classmethod

@@ -134,7 +134,7 @@ def from_dataset(
     as a mapping of train, val, test or as a sequence. A `Batch`, or a `Data` with `batch` or `ptr`, is its graphs. The
     masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn with `seed` among
     the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if there are many labels
-    per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
+    per node), then `val` and `test` nodes. In a regression, all other nodes are for training.
 
     Several graphs are split by their masks [1] or [1, S], or by the data set's `get_idx_split` if it has one, as those
     of OGB. Else `val` and `test` graphs are drawn, and the others are for training. If every graph has one label, and
@@ -163,10 +163,10 @@ def from_dataset(
 
     `task` is also `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:
     integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node; other
-    floats are quantities, whose mean and standard deviation in the training split the objective takes.
+    floats are regression targets, whose mean and standard deviation in the training split the objective takes.
 
     `x` and `edge_attr` get torch's default dtype, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N] for classes,
-    and [N] becomes [N, 1] for quantities. NaN is an unknown label; nodes without a known label are removed from the
+    and [N] becomes [N, 1] for a regression. NaN is an unknown label; nodes without a known label are removed from the
     masks. The attribute `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms
     that were applied to `dataset`, as in `Preparation`; they are not applied here.
 

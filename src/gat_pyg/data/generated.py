@@ -67,7 +67,7 @@ def planted(
     blurs these bits, and shows only their frequencies, which differ between graphs. Attention can select them, since
     the score a_src . W h_j of equation (3) may grow with the salience of j. So with two layers, GAT > Const-GAT > MLP
     in micro-F1, by at least 0.3 and 0.1, within 30 epochs, which take seconds on one core. With `regression`, they are
-    K quantities, each normal with a mean of its own in each graph, and the order is the same in RMSE.
+    K targets, each normal with a mean of its own in each graph, and the order is the same in RMSE.
 
     Edges are random and undirected, with `degree` per node on average. `graphs` graphs are for training, and a quarter
     as many (at least one) for validation and for test. `seed` determines everything.

@@ -73,7 +73,7 @@ def links(
         raise ValueError(f"{name}: encodings of the nodes show the links. Draw these first: encoded(links(task), ...).")
     if not isinstance(graph, Data):
         if graph is None or len(graph) != 1:
-            raise ValueError(f"{name}: links are drawn in one graph, but there are several.")
+            raise ValueError(f"{name}: links are sampled from one graph, but there are several.")
         graph = graph[0]
     if not isinstance(dataset, Task):
         warn_of_unread([graph], name, ("edge_label_attr",))
@@ -114,7 +114,8 @@ def link_task(
     if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:
         raise ValueError(
             f"{name}: {missing[0]} is missing, expected edge_label, train_mask, val_mask and test_mask of the pairs in "
-            "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are drawn."
+            "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are "
+            "sampled."
         )
     ((graph,),) = labelled([[graph]], "edge_classification", name)
     (y,) = EdgeLabels.convert([graph.y], name)
@@ -192,7 +193,7 @@ def _drawn(
                 _add_negatives(parts[1:], NonLinks(edges, N, directed(sides, parts[0].edge_label_index)))
     except ValueError as error:
         raise ValueError(
-            f"{name} has {edges.size(1)} edges, too few to draw val={shares[0]} and test={shares[1]} of its links: "
+            f"{name} has {edges.size(1)} edges, too few to sample val={shares[0]} and test={shares[1]} of its links: "
             f"{error}."
         ) from error
     pairs = [part.edge_label_index for part in parts]

@@ -80,7 +80,7 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
     """Read a data set of OGB with graph labels, such as `"ogbg-molbace"`, with its scaffold split.
 
     The features of atoms and bonds are categories: `+model.encoder=64` embeds them, as `gat_pyg.models.Encoder`. Labels
-    are as in `from_dataset`: the two classes of molbace and the quantity of molesol have one column.
+    are as in `from_dataset`: the two classes of molbace and the target of molesol have one column.
 
     The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
 

@@ -92,7 +92,7 @@ def _draw(
                 raise ValueError(
                     f"{name}: per_class={size} needs more labelled nodes than there are in class "
                     f"{', '.join(few[:5])}. {hint} (split.per_class in the command), or give train_mask. For "
-                    "quantities choose task=node_regression."
+                    "a regression choose task=node_regression."
                 )
             nodes = torch.cat(labels)
         else:
@@ -331,7 +331,7 @@ def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, 
         if wrong := [number for number, row in enumerate(rows) if len(row) != 1]:
             raise ValueError(
                 f"{name}, graph {wrong[0]}: {key} has shape {tuple(rows[wrong[0]].shape)}, expected (1,): of "
-                "several graphs, each is in one split. Leave out the masks to draw a split."
+                "several graphs, each is in one split. Leave out the masks for a random split."
             )
         if other := next((number for number, row in enumerate(rows) if row.shape != rows[0].shape), 0):
             raise ValueError(
@@ -380,7 +380,7 @@ def check_classes(task: Task) -> None:
             f"{task.name}: the validation or the test has {item}s of class "
             f"{', '.join(str(names[label]) for label in absent[:5])}, the training has none. Choose another split "
             f"(split.* in the command), make their labels unknown, or choose task={item}_regression if these are "
-            "quantities."
+            "numbers to predict."
         )
 
 

@@ -63,7 +63,7 @@ def tables(
     matrix: str | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Task:
-    """Convert tables of nodes and edges to a task: classes or quantities of nodes or edges, or links.
+    """Convert tables of nodes and edges to a task: classes or numbers of nodes or edges, or links.
 
     A table is a CSV, TSV or Parquet file, a pandas frame, or a list of files with the same columns. Each row of `nodes`
     has an id and features; without it, the ids in `edges` are the nodes, whose embeddings are learnt
@@ -77,7 +77,7 @@ def tables(
 
     Args:
         nodes, edges: the tables.
-        target: the column to predict, of nodes or else of edges; several columns are several labels or quantities. An
+        target: the column to predict, of nodes or else of edges; several columns are several labels or numbers. An
             empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.columns.Targets`). None: links.
         id: the column of nodes with their ids; by default `id`, `node` or `node_id`, else the first.
         src, dst: the columns of edges with their ends; by default `src` and `dst`, `source` and `target`, `from` and
@@ -143,7 +143,9 @@ def tables(
     x, edge_attr = _features(of, source)
     if labels is None and masks:
         if disjoint:
-            raise ValueError(f"{name}: disjoint={disjoint} is of drawn links, but a column divides them. Omit it.")
+            raise ValueError(
+                f"{name}: disjoint={disjoint} divides links at random, but a column divides them. Omit it."
+            )
         links = divided_links(Data(x, of.edge_index, edge_attr), masks, undirected, name, seed, drawn)
         return links.read_from(source, notes)
     data = _graph(of, source, x, edge_attr)
@@ -164,7 +166,7 @@ def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **optio
 
     Args:
         graph: graph with attributes of nodes and edges as features; a node may lack some.
-        target: the attribute to predict, of nodes or else of edges; several are several labels or quantities. None:
+        target: the attribute to predict, of nodes or else of edges; several are several labels or numbers. None:
             links.
         **options: other arguments of `tables`, such as `ignore`, `categories`, `val` or `name`.
 
@@ -265,7 +267,7 @@ class Labels(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the outputs: of classes, labels or quantities."""
+        """The names of the outputs: of classes, labels or targets."""
         return tuple(self.targets.classes or self.targets.names)
 
     def describe(self) -> dict[str, Any]:

@@ -86,12 +86,12 @@ class Baselines(NamedTuple):
 def simple_baselines(task: Task) -> Baselines:
     """Return the test scores of models without a network, by the task's metric; fitted on training rows alone.
 
-    For labels and quantities of nodes, edges and graphs these are scikit-learn's `LogisticRegression` (`Ridge` for
-    quantities) on standardised columns, and a random forest of 100 trees. Their columns are the features without
+    For labels and targets of nodes, edges and graphs these are scikit-learn's `LogisticRegression` (`Ridge` for
+    regression) on standardised columns, and a random forest of 100 trees. Their columns are the features without
     encodings; those of whole numbers from 0 to 127 are also one-hot. A row is a node; an edge with the features of both
     ends and its own; or a graph with the sums and the means over its nodes and over its edges, and their numbers. For
     nodes and edges, the linear model is also fitted to degrees alone: the logarithms of the in- and the out-degree. The
-    feature that is nearest to a quantity predicts it as it is, such as the last value of a series.
+    feature that is nearest to a target predicts it as it is, such as the last value of a series.
 
     For links (u, v), with A the message-passing edges in both directions and k the degrees:
 

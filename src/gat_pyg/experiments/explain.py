@@ -141,7 +141,7 @@ def explain(
     together, without features that have these values anyway; of more than 200, those with the largest gradients.
     Features that are computed from edges, such as encodings, do not change if edges are removed.
 
-    A prediction is the probability of a class, of a label or its absence, of a link or no link, or a quantity in its
+    A prediction is the probability of a class, of a label or its absence, of a link or no link, or a target in its
     own unit; of several seeds the mean. A model without attention has no `attention`, one without PyG's message passing
     has only `occlusion`.
 
@@ -151,7 +151,7 @@ def explain(
         node: the id of a node in the table, else its number.
         graph: the number of a graph, or the SMILES or the name of a molecule.
         link: both ends of a pair, if the run predicts links or edge labels.
-        output: the class, label or quantity to explain; by default the most probable one, or the first quantity.
+        output: the class, label or target to explain; by default the most probable one, or the first target.
         k: the number of edges that are removed to measure how faithful the masks are; by default 5, at most half.
         seed: seed of the model, if the run has several; by default the mean over all.
 
@@ -349,7 +349,7 @@ class _Goal(NamedTuple):
 
     model: nn.Module
     config: dict[str, str]  # of PyG's Explainer
-    target: Tensor  # [n]: a class, 0 or 1, or quantities
+    target: Tensor  # [n]: a class, 0 or 1, or regression targets
     text: str
 
 
@@ -368,7 +368,7 @@ class _Column(nn.Module):
 
 @torch.no_grad()
 def _goal(trained: Predictor, item: _Item, output: str | None) -> _Goal:
-    """Return the prediction to explain: `output`, or the most probable class or label, or the first quantity."""
+    """Return the prediction to explain: `output`, or the most probable class or label, or the first target."""
     preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     out, model = item.call(trained), cast(nn.Module, trained)
     values, is_link = out[item.row], objective.item == "link"

@@ -64,7 +64,7 @@ def export(
 ) -> Exported:
     """Write a trained run as one file of plain operators, for ONNX Runtime (`.onnx`) or torch alone (`.pt2`).
 
-    The output `predictions` is that of `predict`: probabilities, or quantities in the unit of the training data, with a
+    The output `predictions` is that of `predict`: probabilities, or targets in the unit of the training data, with a
     row for each node, pair or graph. Graphs may have any size. Inputs are passed by name: `x` `[N, F]`, `edge_index`
     `[2, E]`, and where the run has them `edge_attr` `[E, D]`, `batch` `[N]` (the graph of each node),
     `edge_label_index` `[2, L]` and `edge_label_attr` `[L, D]`.
@@ -201,7 +201,7 @@ class Prepared(nn.Module):
             "output": {
                 "name": "predictions",
                 "shape": shape,
-                "holds": "quantities in the unit of the data" if objective.goal == "regression" else "probabilities",
+                "holds": "targets in the unit of the data" if objective.goal == "regression" else "probabilities",
                 "columns": preparation.class_names,
             },
             "before": [*self.before, *([] if preparation.encoding is None else [preparation.encoding])],

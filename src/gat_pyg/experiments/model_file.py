@@ -69,8 +69,8 @@ def load(
 ) -> nn.Module:
     """Return the trained model of a run with its best weights, in eval mode, on the CPU.
 
-    It returns what it was trained to return: logits, or **standardised** quantities. With `predictions=True` the
-    result is a `Predictor` around it, to call or to export, whose output is probabilities, or quantities in the unit of
+    It returns what it was trained to return: logits, or **standardised** targets. With `predictions=True` the
+    result is a `Predictor` around it, to call or to export, whose output is probabilities, or targets in the unit of
     the training data. Neither prepares the data.
 
     For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
@@ -147,7 +147,7 @@ def _unfinished(folder: Path, model: nn.Module | None) -> nn.Module:
 class Predictor(nn.Module):
     """Trained models of one objective as one that returns predictions: their mean over the models.
 
-    The output has a row for each node or pair `[N, K]`, graph `[G, K]` or link `[L]`: probabilities, or quantities in
+    The output has a row for each node or pair `[N, K]`, graph `[G, K]` or link `[L]`: probabilities, or targets in
     the unit of the training data.
 
     Args:

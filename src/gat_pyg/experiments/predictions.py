@@ -75,7 +75,7 @@ def predict(
 ) -> Any:
     """Return the predictions of a trained run: of graphs as a tensor, of files and frames as a table.
 
-    Predictions are the probabilities of classes, labels or links, or quantities in the unit of the training data. Of a
+    Predictions are the probabilities of classes, labels or links, or targets in the unit of the training data. Of a
     run with several seeds they are the mean over these; `seed=3` chooses one.
 
     **Graphs.** The result is `[N, K]` of the nodes or edges of a graph, `[G, K]` of graphs and `[L]` of links. `data`
@@ -87,7 +87,7 @@ def predict(
 
     **Files and tables.** The result is a `pandas.DataFrame`, also for graphs if there is a file `out` to write. A row
     begins with the names in the user's files, or with numbers of nodes, pairs or graphs. Then come the class and the
-    probability `p_CLASS` of each class, or the quantities by name; and of several seeds the standard deviation of
+    probability `p_CLASS` of each class, or the targets by name; and of several seeds the standard deviation of
     each, `..._std`. `data` are files or frames of the form that the run was trained on. Rows are those without a label,
     or all if no label or every label is known. Without `data`, they are those of the run's own data without a label, or
     else its test split. Of links, these are the pairs in `data` or in the test.
@@ -98,7 +98,7 @@ def predict(
 
     **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
     probabilities and a column `class_set`, for a table `TARGET_set`: the classes in the set of this level, the
-    most probable one first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`,
+    most probable one first. Of a regression, `..._low` and `..._high` are the ends of an interval. See `Calibration`,
     whose text is in `attrs["uncertainty"]` of the table.
 
     Args:

@@ -36,7 +36,7 @@ DEVIATIONS = 4  # standard errors by which two shares differ
 class Calibration:
     r"""Calibrated probabilities, and prediction sets and intervals at a chosen level, of a trained run.
 
-    Of a run with several seeds, p(x) are the probabilities and y(x) the quantities averaged over the seeds.
+    Of a run with several seeds, p(x) are the probabilities and y(x) the regression outputs averaged over the seeds.
 
     **Temperature** (Guo et al., 2017). Calibrated probabilities are
 
@@ -51,7 +51,7 @@ class Calibration:
 
     .. math::
         s(x, y) = \begin{cases} 1 - p^T_y(x) & \text{classes (Sadinle et al., 2019)} \\
-        |y - y(x)| & \text{quantities} \end{cases}
+        |y - y(x)| & \text{regression} \end{cases}
 
     the n validation rows have the scores s_i. q is the ⌈(n + 1) level⌉-th smallest of them, and ∞ if there are fewer.
     The set of a row is {y : s(x, y) ≤ q}: the classes with a probability of at least 1 - q, or the interval y(x) ± q.
@@ -74,9 +74,9 @@ class Calibration:
 
     objective: Objective
     rows: int  # n, of the validation
-    temperature: float | None = None  # T; None of quantities
+    temperature: float | None = None  # T; None of a regression
     errors: tuple[float, float] | None = None  # expected calibration error on the test in percent, before and after
-    quantiles: Sequence[Sequence[float]] = ()  # q for each level of `PERCENT`; of quantities, one for each target
+    quantiles: Sequence[Sequence[float]] = ()  # q for each level of `PERCENT`; of a regression, one for each target
     coverage: Sequence[Sequence[float]] = ()  # on the test in percent, for each level, likewise
     sizes: Sequence[float] = ()  # the mean number of classes in a set on the test, for each level
     caveat: str = ""
@@ -107,11 +107,11 @@ class Calibration:
         """Return the lower and the upper ends `[n, K]` of the intervals; arguments and errors as of `sets`."""
         quantile = self._quantile(level).to(predictions)
         if not isinstance(self.objective, Targets):
-            raise ValueError(f"The run predicts {self.objective.predicts}. Intervals are of quantities: call sets.")
+            raise ValueError(f"The run predicts {self.objective.predicts}. Intervals are for regression: call sets.")
         return predictions - quantile, predictions + quantile
 
     def _quantile(self, level: float) -> Tensor:
-        """Return q `[1]`, or `[K]` of quantities."""
+        """Return q `[1]`, or `[K]` of a regression."""
         return torch.tensor(self.at(level, self.quantiles), dtype=torch.float64)
 
     def at(self, level: float, values: Sequence[Any]) -> Any:
@@ -124,7 +124,7 @@ class Calibration:
         if index not in range(len(PERCENT)) or abs(100 * level - PERCENT[index]) > 1e-6:
             raise ValueError(f"level is {level}, expected 0.01, 0.02, ... or 0.99, such as 0.9.")
         if not self.quantiles:
-            raise ValueError(f"level fits classes and quantities, but the run predicts {self.objective.predicts}.")
+            raise ValueError(f"level fits classes and regression, but the run predicts {self.objective.predicts}.")
         return values[index]
 
     def measured_on(self, rows: Rows) -> Calibration:
@@ -237,7 +237,7 @@ def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calib
 
 
 def can_calibrate(objective: Objective) -> bool:
-    """Return True for classes, labels and quantities; False for links and the objectives of other packages."""
+    """Return True for classes, labels and regression targets; False for links and the objectives of other packages."""
     return objective.item != "link" and type(objective) in OBJECTIVES
 
 
@@ -348,7 +348,7 @@ def caveat(task: Task, settings: Settings) -> str:
         val, test = (f"{100 * share:.0f} %" for share in near)
         nodes = f"{val} of the validation nodes and {test} of the test nodes have a training node as neighbour"
         return f"{nodes}, so coverage may differ"
-    return "the split is the data's own, and coverage holds if validation and test were drawn alike"
+    return "the split is the data's own, and coverage holds if validation and test have the same distribution"
 
 
 def _near_training(task: Task) -> tuple[float, float] | None:

@@ -115,7 +115,7 @@ def explain(
         node: the id of a node, or its number
         graph: the number of a graph, or the SMILES or the name of a molecule
         link: both ends of a pair, as in u7,i12
-        output: the class, label or quantity to explain; without it, the most probable one
+        output: the class, label or target to explain; without it, the most probable one
         k: the number of edges that are removed to measure how faithful it is (default: 5, at most half)
         seed: seed of the model, if the run has several; without it, the mean over all
         out: the picture to write, as PNG, SVG or PDF; the tables are written beside it

@@ -55,7 +55,7 @@ class Earlier(NamedTuple):
         return cls(run, arguments_of(file), preparation, objective)
 
     def applied(self, task: Task) -> Task:
-        """Return a task whose outputs mean what those of the earlier run do: with its mean and scale of quantities.
+        """Return a task whose outputs mean what those of the earlier run do: with its mean and scale of targets.
 
         Raises:
             ValueError: if the task is of another kind, or has other classes, features or preparation.

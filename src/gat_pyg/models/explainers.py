@@ -103,9 +103,10 @@ class GradientExplainer(_Algorithm):
         m_{ij} = \left. \frac{\partial p}{\partial w_{ij}} \right|_{w = 1}, \qquad
         m_{ic} = x_{ic} \frac{\partial p}{\partial x_{ic}}
 
-    p is the probability of the target, or a quantity; w multiplies the messages of all layers, as PyG's masks do. A
-    negative value is evidence against the target. The features have the same values by Captum's `InputXGradient` in
-    PyG's `CaptumExplainer`.
+    p is the probability of the target, or the output of a regression; w multiplies the messages of all layers, as PyG's
+    masks do. A negative value is evidence against the target. The features have the same values by Captum's
+    `InputXGradient` in PyG's `CaptumExplainer`. With the logarithm of the odds of p in place of p, all values have the
+    same factor, so the order of the edges is the same.
 
     Cost: one forward and one backward pass; nothing of size E x C on the fused path.
 
@@ -155,9 +156,9 @@ class OcclusionExplainer(_Algorithm):
     .. math::
         m_{ij} = \frac{p(G) - p(G \setminus E_{ij})}{|E_{ij}|}
 
-    p is the probability of the target, or a quantity, and :math:`E_{ij}` are the edges between i and j, in both
-    directions if the graph is undirected (`relations`). The edges are removed, so that the softmax is over the other
-    neighbours. Self-loops are not removed.
+    p is the probability of the target, or the output of a regression, and :math:`E_{ij}` are the edges between i and j,
+    in both directions if the graph is undirected (`relations`). The edges are removed, so that the softmax is over the
+    other neighbours. Self-loops are not removed.
 
     Args:
         most: the largest number of pairs to try. Of more, those with the largest gradients are tried, and the others
@@ -275,8 +276,8 @@ def removal(
     """Measure how faithful an explanation is: remove the k relations with the largest sum of its `edge_mask`.
 
     PyG's `fidelity` counts whether the predicted class changes, and multiplies messages by 1 - mask. Here edges are
-    removed, and the prediction is the probability of the target, or a quantity, the mean over the explained rows. Of a
-    quantity, the largest absolute sums count.
+    removed, and the prediction is the probability of the target, or the output of a regression, the mean over the
+    explained rows. Of a regression, the largest absolute sums count.
 
     Args:
         explainer, explanation: as in PyG's `fidelity`, of any algorithm with an `edge_mask`.
@@ -313,7 +314,7 @@ def removal(
 
 
 def value(config: ModelConfig, out: Tensor, target: Tensor, index: int | Tensor | None) -> Tensor:
-    """Return the mean probability of the targets in a model's output, or the mean of quantities.
+    """Return the mean probability of the targets in a model's output, or the mean output of a regression.
 
     Args:
         config: the meaning of the output, as in PyG's `Explainer`.

@@ -127,8 +127,8 @@ def sheet_figure(
     """Draw the graphs of a split that a model predicts best and worst, each as in `graph_figure`, without numbers.
 
     Best and worst are those with the smallest and the largest loss: the cross-entropy of classes, the squared error of
-    quantities. Graphs without a known label are left out. A title has the SMILES of a molecule that came with one, else
-    the graph's index in the split; its label and its prediction; of more than three labels or quantities, the first
+    targets. Graphs without a known label are left out. A title has the SMILES of a molecule that came with one, else
+    the graph's index in the split; its label and its prediction; of more than three labels or targets, the first
     three. All graphs share the colour scale.
 
     Args:

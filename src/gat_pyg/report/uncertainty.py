@@ -51,7 +51,7 @@ def uncertainty_tables(rows: Rows) -> list[Table]:
             notes=(
                 "The calibration error is the expected one over 15 bins, on the test. Coverage is the share of test "
                 "labels in 90 % prediction sets or intervals, size the mean number of classes in a set, or half the "
-                "width of an interval of a single quantity. Temperature and quantiles are those of the validation.",
+                "width of an interval of a single target. Temperature and quantiles are those of the validation.",
                 *notes,
             ),
         )
@@ -67,7 +67,7 @@ def _calibrations(runs: Runs) -> Iterator[Calibration]:
 
 
 def _size(calibration: Calibration) -> float:
-    """Return the mean number of classes, or half the width of an interval of a single quantity; else NaN."""
+    """Return the mean number of classes, or half the width of an interval of a single target; else NaN."""
     if calibration.sizes:
         return float(calibration.at(LEVEL, calibration.sizes))
     quantile = calibration.at(LEVEL, calibration.quantiles)

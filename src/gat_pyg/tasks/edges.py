@@ -126,6 +126,6 @@ def check_pairs(data: Data, where: str) -> None:
     """Raise ValueError unless `edge_label_index` is `[2, L]` of nodes of the graph."""
     pairs = data.get("edge_label_index")
     if pairs is None:
-        raise ValueError(f"{where}: edge_label_index is missing. Give it, or draw it: gat_pyg.data.links(data).")
+        raise ValueError(f"{where}: edge_label_index is missing. Give it, or sample it: gat_pyg.data.links(data).")
     check_edge_index_shape(pairs, f"{where}, edge_label_index")
     check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")

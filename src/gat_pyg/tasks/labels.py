@@ -101,7 +101,7 @@ class OneLabel(_Labels, CrossEntropy):
         wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
         if wrong.numel():
             raise ValueError(
-                f"{where}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
+                f"{where}: y holds {float(wrong[0])}..., expected whole numbers: classes. For a regression choose "
                 f"task={cls.item}_regression."
             )
         return y.masked_fill(y.isnan(), -1).long()
@@ -120,7 +120,7 @@ class OneLabel(_Labels, CrossEntropy):
         if count < K:
             raise ValueError(
                 f"{where}: y holds the label {K - 1}, but there are {count} {cls.item}s. Number the classes from 0, or "
-                f"choose task={cls.item}_regression for quantities."
+                f"choose task={cls.item}_regression for a regression."
             )
         if first == K - 1 > 0 and len(known) < count:
             raise ValueError(
@@ -130,7 +130,7 @@ class OneLabel(_Labels, CrossEntropy):
         if 0 < first < K - 1:
             warnings.warn(
                 f"{where}: y holds no class 0, but classes are numbered from 0, so the model has {K} of them. Give "
-                f"numpy.unique(y, return_inverse=True)[1], or choose task={cls.item}_regression for quantities.",
+                f"numpy.unique(y, return_inverse=True)[1], or choose task={cls.item}_regression for a regression.",
                 stacklevel=3,
             )
         return objective

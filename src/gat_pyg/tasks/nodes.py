@@ -42,7 +42,9 @@ class OfNodes(Objective):
         for key in MASKS:
             mask = data.get(key)
             if mask is None:
-                raise ValueError(f"{where}: {key} is missing. Give it, or draw it: from_dataset(data, val=500).")
+                raise ValueError(
+                    f"{where}: {key} is missing. Give it, or split at random: from_dataset(data, val=500)."
+                )
             if mask.dtype != torch.bool or tuple(mask.shape) != (N,):
                 raise ValueError(f"{where}: {key} is {mask.dtype} {tuple(mask.shape)}, expected torch.bool ({N},).")
             if not mask.any():

@@ -135,7 +135,7 @@ class Objective(ABC):
     def fitted(self, y: Tensor) -> Objective:
         """Return the objective for these training labels: with what it computes from them.
 
-        That is the mean and the standard deviation of quantities, and balanced weights of the loss.
+        That is the mean and the standard deviation of regression targets, and balanced weights of the loss.
         """
         return self
 
@@ -276,7 +276,7 @@ class Objective(ABC):
 
     @abstractmethod
     def predictions(self, out: Tensor) -> Tensor:
-        """Return the probabilities of the output's columns, or quantities in their own unit."""
+        """Return the probabilities of the output's columns, or regression targets in their own unit."""
 
     @abstractmethod
     def outputs(self, predictions: Tensor) -> Tensor:

@@ -294,7 +294,7 @@ def attach(model: nn.Module, preparation: Preparation | None, objective: Objecti
 
     The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
     `torch.func`-transformed code, where values cannot be read. TorchScript would compile the hook: call the model once
-    before `torch.jit.script`. Of a model that returns standardised quantities, the pre-hook stays, to warn at exports.
+    before `torch.jit.script`. Of a model that returns standardised targets, the pre-hook stays, to warn at exports.
     """
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()
@@ -347,7 +347,7 @@ def _warn_of_unit() -> None:
     is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     if is_exporting or torch.jit.is_tracing():
         warnings.warn(
-            "The network returns standardised quantities, and so will the exported one. Export "
+            "The network returns standardised targets, and so will the exported one. Export "
             "gat_pyg.load(run_dir, predictions=True), which returns them in the unit of the training data.",
             stacklevel=2,
         )

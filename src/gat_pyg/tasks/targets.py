@@ -1,4 +1,4 @@
-"""Regression: quantities of nodes, edges or graphs, standardised by the training split."""
+"""Regression: targets of nodes, edges or graphs, standardised by the training split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Targets(Objective):
-    r"""K quantities in each row: y `[n, K]` float32 or float64 in their own unit, NaN if it is unknown.
+    r"""K targets in each row: y `[n, K]` float32 or float64 in their own unit, NaN if it is unknown.
 
     The model predicts standardised targets. The loss is by default their squared error, or their absolute error with a
     metric of absolute errors, averaged over all known ones:
@@ -91,11 +91,11 @@ class Targets(Objective):
 
     @classmethod
     def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
-        """Return quantities `[n]` or `[n, K]` as `[n, K]` float32; float64 if float32 would round away differences."""
+        """Return targets `[n]` or `[n, K]` as `[n, K]` float32; float64 if float32 would round away differences."""
         for labels in y:
             if labels.dim() not in (1, 2) or 0 in labels.shape[1:]:
                 shape = tuple(labels.shape)
-                raise ValueError(f"{where}: y has shape {shape}, expected (N,) or (N, K), K quantities per row.")
+                raise ValueError(f"{where}: y has shape {shape}, expected (N,) or (N, K), K targets per row.")
         columns = [labels if labels.dim() == 2 else labels[:, None] for labels in y]
         same = len({labels.size(1) for labels in columns}) == 1  # else the check of each graph refuses them
         dtype = torch.float64 if same and rounded_columns(columns) else torch.float32
@@ -198,7 +198,7 @@ class Targets(Objective):
 
 @dataclass(frozen=True)
 class NodeTargets(Targets, OfNodes):
-    """K quantities for each node: y `[N, K]` float32 or float64, NaN if it is unknown. Squared error, RMSE.
+    """K targets for each node: y `[N, K]` float32 or float64, NaN if it is unknown. Squared error, RMSE.
 
     Example:
         >>> NodeTargets(1).metric.text(0.58)
@@ -208,7 +208,7 @@ class NodeTargets(Targets, OfNodes):
 
 @dataclass(frozen=True)
 class EdgeTargets(OfEdges, Targets):
-    """K quantities for each edge of `edge_label_index` `[2, L]`: y `[L, K]` float32, NaN if it is unknown.
+    """K targets for each edge of `edge_label_index` `[2, L]`: y `[L, K]` float32, NaN if it is unknown.
 
     Example:
         >>> data = Data(edge_label_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([[1.0], [3.0]]))
@@ -219,7 +219,7 @@ class EdgeTargets(OfEdges, Targets):
 
 @dataclass(frozen=True)
 class GraphTargets(OfGraphs, Targets):
-    """K quantities for each graph: y `[1, K]` float32, `[G, K]` in a batch, NaN if it is unknown.
+    """K targets for each graph: y `[1, K]` float32, `[G, K]` in a batch, NaN if it is unknown.
 
     Example:
         >>> objective, batch = GraphTargets(1), Data(y=torch.tensor([[1.0], [3.0]]))

@@ -148,7 +148,7 @@ class Task:
         return self._with(objective=objective)
 
     def scaled_as(self, mean: Sequence[float], std: Sequence[float]) -> Task:
-        """Return the same task of quantities, standardised by another mean and standard deviation of each."""
+        """Return the same regression task, standardised by another mean and standard deviation of each target."""
         objective: Any = self.objective
         return self._with(objective=replace(objective, mean=tuple(mean), std=tuple(std)))
 
@@ -157,7 +157,7 @@ class Task:
 
         Args:
             options: `class_weight` of classes, or `pos_weight` of labels and links, `label_smoothing` and `focal`;
-                `error` of quantities. See the objective's class. Balanced weights follow from the training labels.
+                `error` of a regression. See the objective's class. Balanced weights follow from the training labels.
 
         Raises:
             ValueError: if an option does not fit the labels; the message lists those that fit.

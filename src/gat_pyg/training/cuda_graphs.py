@@ -124,7 +124,7 @@ class CudaGraphs:
         """Return the reason that no step of the module can be captured, or None."""
         trainer = module.trainer
         if module.objective.item == "link":
-            return "the negative links are drawn in each step"
+            return "the negative links are sampled in each step"
         if trainer.strategy.root_device.type != "cuda":
             return f"the device is a {trainer.strategy.root_device.type}"
         if trainer.world_size > 1:

@@ -140,7 +140,7 @@ class Supervised(LightningModule):
         self._add("test", self._counts(data, "test"))
 
     def predict_step(self, data: Data, batch_idx: int) -> Tensor:
-        """Return the predictions for a batch: probabilities, or quantities in their own unit.
+        """Return the predictions for a batch: probabilities, or regression targets in their own unit.
 
         They are of all nodes, of all graphs, or of the labelled pairs of the test, where masks divide these.
         """
