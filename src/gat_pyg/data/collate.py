@@ -50,43 +50,40 @@ class Collate:
         return union if all(_is_cut(key, union[key]) for key in stores[0]) else None
 
     @cached_property
-    def _rows(self) -> tuple[list[Tensor], dict[str, int]]:
-        """The first row of each graph: first of nodes, then of what else there are rows for; and which a key has."""
+    def _starts(self) -> tuple[Tensor, dict[str, int]]:
+        """The first row of each graph, `[kinds, G + 1]`, for nodes and what else keys have rows of; each key's kind."""
         assert self._union is not None
         kinds, kind_of = [self._union.ptr], {}
         for key, slices in self._union._slice_dict.items():
             known = (kind for kind, other in enumerate(kinds) if torch.equal(slices, other))
             kind_of[key] = next(known, len(kinds))
             kinds += [slices] * (kind_of[key] == len(kinds))
-        return kinds, kind_of
+        return torch.stack(kinds), kind_of
 
     def __call__(self, indices: Sequence[int]) -> Batch:
         """Return the graphs at these indices as a batch."""
         if self._union is None:
             return Batch.from_data_list([self.graphs[index] for index in indices], exclude_keys=self._excluded)
-        ids, (kinds, kind_of) = torch.tensor(indices), self._rows
-        starts = [first.index_select(0, ids) for first in kinds]
-        sizes = [first.index_select(0, ids + 1) - start for first, start in zip(kinds, starts, strict=True)]
-        slices = [cumsum(size) for size in sizes]
-        rows = [_rows(*each) for each in zip(starts, sizes, slices, strict=True)]
+        ids, (table, kind_of) = torch.tensor(indices), self._starts
+        starts = table.index_select(1, ids)
+        sizes = table.index_select(1, ids + 1) - starts
+        slices = cumsum(sizes, 1)
+        shifts, totals = slices[:, :-1] - starts, slices[:, -1].tolist()
+
+        def repeat(values: Tensor, kind: int) -> Tensor:
+            return values.repeat_interleave(sizes[kind], output_size=totals[kind])
+
+        rows = [torch.arange(total) - repeat(shifts[kind], kind) for kind, total in enumerate(totals)]
         batch, ptr, incs = Batch(_base_cls=Data), slices[0], {}
-        shift, none = ptr[:-1] - starts[0], torch.zeros_like(ids)
         for key, kind in kind_of.items():
+            incs[key] = ptr[:-1] if _has_ids(key) else torch.zeros_like(ids)
             batch[key] = self._union[key].index_select(-1 if _has_ids(key) else 0, rows[kind])
-            incs[key] = none
             if _has_ids(key):
-                batch[key] += shift.repeat_interleave(sizes[kind], output_size=len(rows[kind]))
-                incs[key] = ptr[:-1]
-        batch.batch = torch.arange(len(ids)).repeat_interleave(sizes[0], output_size=len(rows[0]))
-        batch.ptr, batch._num_graphs, batch._inc_dict = ptr, len(ids), incs
+                batch[key] += repeat(shifts[0], kind)
+        batch.batch, batch.ptr = repeat(torch.arange(len(ids)), 0), ptr
+        batch._num_graphs, batch._inc_dict = len(ids), incs
         batch._slice_dict = {key: slices[kind] for key, kind in kind_of.items()}
         return batch
-
-
-def _rows(start: Tensor, size: Tensor, slices: Tensor) -> Tensor:
-    """Return `size` rows from each `start` on; `slices` is the cumulative sum of the sizes."""
-    total = int(slices[-1])
-    return torch.arange(total) + (start - slices[:-1]).repeat_interleave(size, output_size=total)
 
 
 def _has_ids(key: str) -> bool:
