@@ -1174,8 +1174,8 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
     score, tensors = score_of(leaves), [*leaves.values()]
     present = [True, False, *(operand is not None for operand in score.operands)]
-    draw = [torch.tensor(7), *([torch.tensor(p)] if names == CONSTANT else [])] if p else []
-    rest = (present, draw, BIPARTITE.index, 3, False, "source_to_target", type(score).__name__, [p, *score.values])
+    draw = (torch.tensor(7), torch.tensor(p) if names == CONSTANT else None) if p else (None, None)
+    rest = (present, *draw, BIPARTITE.index, 3, False, "source_to_target", type(score).__name__, [p, *score.values])
     for speed in (True, False) if score.saved else (True,):
         dropping = (torch.tensor(8), 0.5) if p else (None, 0.0)
         args = (tensors, *rest, speed, *dropping, p > 0)

@@ -706,11 +706,12 @@ def test_fake_operators_return_what_the_kernels_do(
 
         def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
             tensors = [*operands]
-            results = torch.ops.gat_pyg.attend(tensors, present, [seed], index, *rest, False)  # noqa: B023
+            results = torch.ops.gat_pyg.attend(tensors, present, seed, None, index, *rest, False)  # noqa: B023
             saved, ones = [*results] if saves_output else results[1:], torch.ones_like(results[0])  # noqa: B023
             for last in (False, True):
                 needs = [True] * (len(tensors) - 1) + [last]
-                results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, [seed], index, *rest)  # noqa: B023
+                args = (ones, tensors, saved, needs, present, seed, None, index, *rest)  # noqa: B023
+                results += torch.ops.gat_pyg.attend_backward(*args)
             return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
 
         real = [torch.full(models, SEED, device=DEVICE), graph.index.to(DEVICE)]

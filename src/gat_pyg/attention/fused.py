@@ -291,9 +291,9 @@ def _attend_for_compiler(
     operands = x, edge_weight, *score.operands
     present = [operand is not None for operand in operands]
     tensors = [operand for operand in operands if operand is not None]
-    p, number = ([dropout], 0.0) if isinstance(dropout, Tensor) else ([], dropout)
-    draw, numbers, name = ([] if seed is None else [seed, *p]), [number, *score.values], type(score).__name__
-    out, *others = _attend_op(tensors, present, draw, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
+    p, number = (dropout, 0.0) if isinstance(dropout, Tensor) else (None, dropout)
+    numbers, name = [number, *score.values], type(score).__name__
+    out, *others = _attend_op(tensors, present, seed, p, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
     dtype = result_dtype(*tensors)
     return [out if out.dtype == dtype else out.to(dtype), *others]
 
@@ -301,7 +301,8 @@ def _attend_for_compiler(
 def _unpack(
     tensors: list[Tensor],
     present: list[bool],
-    draw: list[Tensor],
+    seed: Tensor | None,
+    p: Tensor | None,
     edges: EdgeList,
     score: str,
     numbers: list[float],
@@ -309,28 +310,29 @@ def _unpack(
 ) -> tuple[_Call, list[Any]]:
     """Return the call, and its arguments: the seed, p, x, the edges' weights and all operands."""
     call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), saves_output)
-    seed, p = draw[0] if draw else None, draw[1] if len(draw) > 1 else numbers[0]
-    return call, [seed, p, *_spread([at for at, there in enumerate(present) if there], tensors, len(present))]
+    operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
+    return call, [seed, numbers[0] if p is None else p, *operands]
 
 
 @torch.library.custom_op("gat_pyg::attend", mutates_args=(), tags=_TAGS)
 def _attend_op(
     tensors: list[Tensor],
     present: list[bool],
-    draw: list[Tensor],  # with dropout its seed, and p where that is a tensor
+    seed: Tensor | None,  # a compiled package of torch passes an empty list as None, so there is none here
+    p: Tensor | None,  # of dropout, where it is a tensor
     edge_index: Tensor,
     num_dst: int,
     add_self_loops: bool,
     flow: str,
     score: str,
-    numbers: list[float],  # p, then the score's options
+    numbers: list[float],  # p of dropout, where it is a number, then the score's options
     saves_output: bool,
     drop_seed: Tensor | None,
     drop: float,
     keeps: bool,
 ) -> list[Tensor]:
     edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, arguments = _unpack(tensors, present, draw, edges, score, numbers, saves_output)
+    call, arguments = _unpack(tensors, present, seed, p, edges, score, numbers, saves_output)
     results = list(_forward(call, *arguments))
     return [*results, _keep(call, *arguments[:3])] if keeps else results
 
@@ -347,7 +349,7 @@ def _keep(call: _Call, seed: Tensor | None, p: float | Tensor, x: Tensor) -> Ten
 
 
 @_attend_op.register_fake
-def _(tensors, present, draw, edge_index, num_dst, loops, flow, score, numbers, saves_output, drop_seed, drop, keeps):  # type: ignore[no-untyped-def]
+def _(tensors, present, seed, p, edge_index, num_dst, loops, flow, score, numbers, saves_output, *rest):  # type: ignore[no-untyped-def]
     x = tensors[0]
     operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
     edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
@@ -361,7 +363,7 @@ def _(tensors, present, draw, edge_index, num_dst, loops, flow, score, numbers, 
     out = new("N_dst", "H", "C", dtype=_out_dtype(saves_output, *tensors))
     log_sum_exp = new("N_dst", "H") if has_gpu_kernels(x) else new("N_dst", "H", "stats")
     others = [new(*shape) for shape in (SCORES[score].saved if saves_output else ())]
-    if keeps:
+    if rest[-1]:  # keeps
         num_rows = edge_index.size(1) + (torch.sym_min(x.size(-3), num_dst) if loops else 0)
         wide = torch.promote_types(x.dtype, torch.float32)
         others.append(x.new_empty(*models, num_rows, x.size(-2), dtype=wide))
@@ -384,7 +386,8 @@ def _attend_backward_op(
     saved: list[Tensor],
     needs: list[bool],
     present: list[bool],
-    draw: list[Tensor],
+    seed: Tensor | None,
+    p: Tensor | None,
     edge_index: Tensor,
     num_dst: int,
     add_self_loops: bool,
@@ -396,7 +399,7 @@ def _attend_backward_op(
     drop: float,
 ) -> list[Tensor]:
     edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, arguments = _unpack(tensors, present, draw, edges, score, numbers, saves_output)
+    call, arguments = _unpack(tensors, present, seed, p, edges, score, numbers, saves_output)
     wanted = iter(needs)
     call = replace(call, needs=tuple(there and next(wanted) for there in present))
     grads = [g for g, there in zip(_backward(call, grad, *arguments, *saved), present, strict=True) if there]
@@ -405,7 +408,7 @@ def _attend_backward_op(
 
 
 @_attend_backward_op.register_fake
-def _(grad, tensors, saved, needs, present, draw, index, num_dst, loops, flow, score, *rest):  # type: ignore[no-untyped-def]
+def _(grad, tensors, saved, needs, present, seed, p, index, num_dst, loops, flow, score, *rest):  # type: ignore[no-untyped-def]
     x, grads = tensors[0], []
     none = grad.new_empty(*x.shape[:-3], 0, dtype=result_dtype(*tensors))
     shapes = {"x": ("N_src", "H", "C"), "edge_weight": ("E", "H"), **SCORES[score].shapes}
@@ -417,38 +420,38 @@ def _(grad, tensors, saved, needs, present, draw, index, num_dst, loops, flow, s
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    tensors, present, draw, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
+    tensors, present, seed, p, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
     saved = output[0 if saves_output else 1 : len(output) - keeps]
-    ctx.counts = len(draw), len(tensors)
-    ctx.save_for_backward(drop_seed, edge_index, *draw, *tensors, *saved)
+    ctx.count = len(tensors)
+    ctx.save_for_backward(drop_seed, edge_index, seed, p, *tensors, *saved)
     ctx.present, ctx.rest, ctx.drop = present, (*rest, saves_output), drop
 
 
 def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    drop_seed, edge_index, *others = ctx.saved_tensors
-    drawn, count = ctx.counts
-    draw, tensors, saved = others[:drawn], others[drawn : drawn + count], others[drawn + count :]
+    drop_seed, edge_index, seed, p, *others = ctx.saved_tensors
+    tensors, saved = others[: ctx.count], others[ctx.count :]
     needs = ctx.needs_input_grad[0]
     results = _attend_backward_op(
-        grads[0].contiguous(), tensors, saved, needs, ctx.present, draw, edge_index, *ctx.rest, drop_seed, ctx.drop
+        grads[0].contiguous(), tensors, saved, needs, ctx.present, seed, p, edge_index, *ctx.rest, drop_seed, ctx.drop
     )
     of_tensors = [g if needed else None for g, needed in zip(results, needs, strict=True)]
-    return of_tensors, None, [None] * drawn, *(None for _ in range(10))
+    return of_tensors, *(None for _ in range(13))
 
 
 _attend_op.register_autograd(_operator_backward, setup_context=_save_for_backward)
 
 
 @_attend_op.register_vmap
-def _(info, in_dims, tensors, present, draw, edge_index, *rest):  # type: ignore[no-untyped-def]
+def _(info, in_dims, tensors, present, seed, p, edge_index, *rest):  # type: ignore[no-untyped-def]
     *plain, drop_seed, drop, keeps = rest
-    dims, draw_dims, graph_dim, drop_dim = in_dims[0], in_dims[2], in_dims[3], in_dims[-3]
+    dims, _, seed_dim, p_dim, graph_dim, *_ = in_dims
+    drop_dim = in_dims[-3]
     if graph_dim is not None:
         raise NotImplementedError(NOT_OVER_THE_GRAPH)
     if tensors[0].dim() - (dims[0] is not None) == 4:
         raise NotImplementedError("a compiler maps over one axis of models or features, and there are two.")
     tensors = [in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims, strict=True)]
-    draw = [in_front(t, dim, info.batch_size) for t, dim in zip(draw, draw_dims, strict=True)]
+    seed, p = in_front(seed, seed_dim, info.batch_size), in_front(p, p_dim, info.batch_size)
     drop_seed = drop_seed if drop_dim is None else drop_seed.select(drop_dim, 0)  # one draw for all
-    results = _attend_op(tensors, present, draw, edge_index, *plain, drop_seed, drop, keeps)
+    results = _attend_op(tensors, present, seed, p, edge_index, *plain, drop_seed, drop, keeps)
     return results, [0] * len(results)
