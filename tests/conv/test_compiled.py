@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import sys
 import typing
 from typing import Any
@@ -211,6 +212,7 @@ def test_compiled_by_inductor_for_the_first_rows_of_one_x() -> None:
         ("GATConv", "fused", True, True),
         pytest.param("GATConv", "auto", False, False, marks=pytest.mark.weekly),
         ("GATv2Conv", "segment", True, True),
+        ("TransformerConv", "segment", False, False),
         pytest.param("TransformerConv", "fused", False, False, marks=pytest.mark.weekly),
     ],
 )
@@ -225,6 +227,25 @@ def test_exported_for_any_size(kind: str, backend: str, weights: bool, strict: b
     for graph in (RANDOM, LOOPS, BATCH):
         for one, other in zip(results(program.module(), graph), results(model, graph), strict=True):
             assert_close(one, other, f"{kind} {graph}")
+
+
+def test_exported_layers_share_one_sort_and_no_size_depends_on_an_id() -> None:
+    first, second = (GATConv(4, 2, heads=2, edge_dim=D, fill_value="add").eval() for _ in range(2))
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor, index: Tensor, edge_attr: Tensor) -> Tensor:
+            return second(first(x, index, edge_attr), index, edge_attr)
+
+    arguments, dynamic = (torch.randn(40, 4), RANDOM.index, torch.randn(300, D)), torch.export.Dim.DYNAMIC
+    program = torch.export.export(Two(), arguments, dynamic_shapes=({0: dynamic}, {1: dynamic}, {0: dynamic}))
+    names = [str(node.target) for node in program.graph.nodes]
+    assert names.count("aten.sort.default") == 1 and names.count("aten.segment_reduce.default") == 2
+    assert not {"aten.nonzero.default", "aten.index.Tensor", "aten.item.default"} & {*names}
+    for side, bad in itertools.product((0, 1), (2**40, -1, -(2**40), 40)):
+        index = RANDOM.index.clone()
+        index[side, 7] = bad
+        with pytest.raises((IndexError, RuntimeError), match=r"out of range|out of bounds"):
+            program.module()(arguments[0], index, arguments[2])
 
 
 @pytest.mark.filterwarnings("ignore")  # the ONNX exporter's, on what it is built of

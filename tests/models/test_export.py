@@ -41,7 +41,7 @@ def test_an_exported_run_predicts_other_graphs(bench: Any, task: str, conv: str,
     for n, (result, predicted) in enumerate(pairs):
         assert_close(result, predicted, f"{task} {conv} {suffix} graph {n}")
     about = json.loads(exported.description.read_text())
-    shape = {"graph": ["graphs", 4], "edge": ["pairs", 3], "link": ["pairs"]}[task]
+    shape = {"node": ["nodes", 4], "graph": ["graphs", 4], "edge": ["pairs", 3], "link": ["pairs"]}[task]
     assert about["output"]["shape"] == shape and about["inputs"]["edge_index"]["shape"] == [2, "edges"]
 
 

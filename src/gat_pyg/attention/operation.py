@@ -12,7 +12,7 @@ from ..graph.edges import Edges
 from ..graph.remembered import is_traced
 from ..kernels.device import result_dtype, unsupported_reason
 from ..philox import draw_seed, drops
-from . import fused, reference, segment
+from . import fused, reference, segment, traced
 from .score import Score
 from .segment import factors
 
@@ -118,12 +118,18 @@ def attend(
         check_devices(x, edge_index=edges.edge_index)
         if is_traced(edges.edge_index):
             if not has_operator(backend, score, x, edge_weight):
-                raise ValueError("a compiled call on an EdgeList needs the kernels.")
-            seed = draw_seed(x.device, dropout) if drops(dropout) else None
+                if drops(dropout) or edges.drop_seed is not None:
+                    raise ValueError("a compiled call on an EdgeList with dropout needs the kernels.")
+                keep, out = None, traced.attend(x, score, edges, edge_weight)
+                out = out.to(result_dtype(x, edge_weight, *score.operands))
+            else:
+                seed = draw_seed(x.device, dropout) if drops(dropout) else None
+                if not return_attention_weights:
+                    return fused.attend(x, score, edges, edge_weight, seed, dropout)
+                out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
             if not return_attention_weights:
-                return fused.attend(x, score, edges, edge_weight, seed, dropout)
-            out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
-            return out, segment.weights_of_rows(x, score, edges, edge_weight, keep).to(out.dtype)
+                return out
+            return out, traced.weights(x, score, edges, edge_weight, keep).to(out.dtype)
         edges = fused.group(edges, x.size(0))
     _check(x, edges, edge_weight, backend)
     operands = dict(zip(score.shapes, score.operands, strict=True))
@@ -164,9 +170,14 @@ def uses_kernels(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor 
 def has_operator(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor | None = None) -> bool:
     """Return True if the operator on an `EdgeList` can be traced for this call; outside of a compiler nothing runs it.
 
+    An exported program has plain operators, to run where this package is not, unless the backend is "fused".
+
     Raises:
         ValueError: as `uses_kernels`.
     """
+    exporting = torch.compiler._is_exporting_flag  # torch 2.10 compiles is_exporting() to True, whatever it is
+    if exporting and (backend != "fused" or torch.onnx.is_in_onnx_export()):
+        return False
     if not torch.compiler.is_compiling():
         return bool(score.kernels)
     return uses_kernels(backend, score, x, edge_weight)

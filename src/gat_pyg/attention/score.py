@@ -52,6 +52,10 @@ class Score:
         """
         raise NotImplementedError
 
+    def per_edge_exported(self, x: Tensor, edges: Any) -> Tensor:
+        """Return `per_edge` in an exported program, which runs each operator on its own: with fewer temporaries."""
+        return self.per_edge(x, edges)
+
     def saves_output(self, x: Tensor, edges: Edges | EdgeList, scored: bool) -> bool:
         """Return True if the kernels' backward pass reads the output; `scored`: if a score may need a gradient."""
         return True
@@ -101,6 +105,8 @@ class Score:
 
 def widened(tensor: Tensor) -> Tensor:
     """Return the tensor in float32 or wider."""
+    if tensor.dtype in (torch.float32, torch.float64):  # in an exported program, each call below is a node
+        return tensor
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -8,14 +8,12 @@ are torch_scatter's; where it is missing, plain torch does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
-from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.models import each_cotangent, in_forward_mode
@@ -55,41 +53,6 @@ def factors(
         return None if edge_weight is None else widened(edge_weight)
     keep = keep_mask(seed, edges.dropout_edges, heads, dropout, torch.promote_types(dtype, torch.float32))
     return keep if edge_weight is None else keep * edge_weight
-
-
-def weights_of_rows(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, keep: Tensor) -> Tensor:
-    """Return k_ij w_ij alpha_ij `[R, H]` in the caller's order, in plain torch for a compiler.
-
-    Args:
-        keep: k_ij `[R, H]`, negative for rows without an edge, which get 0.
-        x, score, edges, edge_weight: as in `gat_pyg.attention.attend`.
-    """
-    index = edges.edge_index if edges.flow == "source_to_target" else edges.edge_index.flip(0)
-    if edges.add_self_loops:
-        loops = torch.arange(keep.size(0) - edges.num_edges, dtype=index.dtype, device=index.device)
-        index = torch.cat([index, loops.expand(2, -1)], 1)
-    is_edge = keep >= 0
-    index = index.masked_fill(~is_edge.any(1), 0)  # ids of replaced loops may be any
-    rows: Any = _Rows(index, index.long(), edges.num_dst)
-    e = score.per_edge(x, rows).masked_fill(~is_edge, -torch.inf)
-    alpha = segment_softmax(e, rows) * keep.abs()
-    return alpha if edge_weight is None else alpha * edge_weight
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows of an edge list in the caller's order, with the attributes of `Edges` that a score needs."""
-
-    index: Tensor
-    wide: Tensor
-    num_dst: int
-
-    @property
-    def num_edges(self) -> int:
-        return self.index.size(1)
-
-    def group(self, per_edge: Tensor) -> Tensor:
-        return per_edge
 
 
 def segment_softmax(e: Tensor, edges: Edges) -> Tensor:

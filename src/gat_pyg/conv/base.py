@@ -222,15 +222,12 @@ class _AttentionConv(MessagePassing):
         return not known(steps, f"{kind.__module__}_{kind.__name__}")
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
-        """Return whether a traced call gets the operation as one operator, rather than as messages.
+        """Return whether a traced call gets the whole operation, rather than PyG's message passing.
 
-        An exported program has plain operators, to run where this package is not, unless `backend` is "fused". A meta
-        or fake tensor outside of a compiler gets messages, as with PyG, unless their number depends on the ids.
+        A meta or fake tensor outside of a compiler gets messages, as with PyG, unless their number depends on the ids.
         """
+        drops = self.training and (self.dropout > 0.0 or self.edge_dropout > 0.0)
         if not is_compiling() and not (self.add_self_loops or (self.training and self.edge_dropout > 0.0)):
-            return False
-        exporting = torch.compiler._is_exporting_flag  # torch 2.10 compiles is_exporting() to True, whatever it is
-        if exporting and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
             return False
         if (
             in_forward_mode()
@@ -240,7 +237,10 @@ class _AttentionConv(MessagePassing):
         ):
             return False
         score = self._score(x, ends, edge_attr)
-        return score is not None and has_operator(self.backend, score, ends[0])
+        if score is None:
+            return False
+        exporting = torch.compiler._is_exporting_flag
+        return has_operator(self.backend, score, ends[0]) or (exporting and not drops)
 
     def _attend(
         self,
@@ -290,8 +290,8 @@ class _AttentionConv(MessagePassing):
             return edge_index, alpha
         num_edges, device = edge_index.size(1), edge_index.device
         rows = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
-        loops = torch.arange(alpha.size(0) - num_edges, device=device)
-        edge_index = torch.cat([edge_index.index_select(1, rows), loops.to(edge_index.dtype).expand(2, -1)], 1)
+        loops = torch.arange(alpha.size(0) - num_edges, device=device)  # int64, as PyG adds them
+        edge_index = torch.cat([edge_index.index_select(1, rows), loops.expand(2, -1)], 1)
         return edge_index, alpha.index_select(0, torch.cat([rows, loops + num_edges]))
 
     def _drop_edges(self, edges: Any) -> Any:

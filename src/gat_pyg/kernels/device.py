@@ -59,5 +59,5 @@ def has_gpu_kernels(tensor: Tensor) -> bool:
 
 def result_dtype(*operands: Tensor | None) -> torch.dtype:
     """Return the widest dtype of the operands."""
-    dtypes = [operand.dtype for operand in operands if operand is not None]
+    dtypes = dict.fromkeys(operand.dtype for operand in operands if operand is not None)
     return functools.reduce(torch.promote_types, dtypes)

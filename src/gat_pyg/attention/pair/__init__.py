@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,18 @@ class GATv2(Score):
         if self.edge_attr is not None and self.lin_edge is not None:
             z = z + torch.einsum("ed,hcd->ehc", widened(self.edge_attr), widened(self.lin_edge))
         return edges.group(widened((F.leaky_relu(z, self.negative_slope) * self.att).sum(-1)))
+
+    def per_edge_exported(self, x: Tensor, edges: Any) -> Tensor:
+        """Return `per_edge` with one `[E, H C]`: a bag of embeddings adds both ends, one product multiplies by a."""
+        src, dst = edges.wide
+        both = torch.cat([widened(self.x_dst), widened(x)]).flatten(1)
+        z = F.embedding_bag(torch.stack([dst, src + self.x_dst.size(0)], 1), both, mode="sum")
+        if self.edge_attr is not None and self.lin_edge is not None:
+            weight = widened(self.lin_edge).flatten(0, 1)
+            z = torch.addmm(z, edges.group(widened(self.edge_attr)), weight.t())
+        heads = torch.eye(self.att.size(0), dtype=z.dtype, device=z.device)
+        att = (heads.unsqueeze(2) * self.att).flatten(1)  # [H, H C], 0 for the other heads
+        return F.leaky_relu(z, self.negative_slope, inplace=self.negative_slope >= 0) @ att.t()
 
 
 @dataclass(frozen=True, eq=False)
