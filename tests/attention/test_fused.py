@@ -99,8 +99,7 @@ def modes_of(names: str) -> tuple[bool, ...]:
 # --- The kernels are the reference. ---
 
 # Odd sizes in the one dtype, the paper's in the other; a single number; the size of the paper's last layer.
-LARGER = {ADDITIVE: [(1, 1, torch.float64), (1, 121, torch.float32)]}
-LARGER |= {names: [(1, 121, torch.float32)] for names in (GATV2_EDGES, DOT_EDGES)}
+LARGER = {ADDITIVE: [(1, 1, torch.float64), (1, 121, torch.float32)], GATV2_EDGES: [(1, 121, torch.float32)]}
 FEW = [EMPTY, ISOLATED, LOOPS, BIPARTITE]  # for Triton's interpreter, which takes long
 
 

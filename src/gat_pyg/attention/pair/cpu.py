@@ -372,7 +372,9 @@ def _with_room(chunks: Chunks, operands: _Operands) -> Chunks:
 
 
 def _shape(x: Tensor, edge_weight: Tensor | None, score: GATv2 | Dot) -> Shape:
-    return Shape.of(x, edge_weight, *score.operands, narrow=NARROW + 1 if isinstance(score, Dot) else 0)
+    channels = x.size(-1)
+    halves = channels & (channels - 1) == 0  # added up in the order of `lane_sum`
+    return Shape.of(x, edge_weight, *score.operands, narrow=NARROW + 1 if halves and isinstance(score, Dot) else 0)
 
 
 def forward(
