@@ -121,7 +121,8 @@ def attend(
                 if drops(dropout) or edges.drop_seed is not None:
                     raise ValueError("a compiled call on an EdgeList with dropout needs the kernels.")
                 keep, out = None, traced.attend(x, score, edges, edge_weight)
-                out = out.to(result_dtype(x, edge_weight, *score.operands))
+                dtype = result_dtype(x, edge_weight, *score.operands)
+                out = out if out.dtype == dtype else out.to(dtype)
             else:
                 seed = draw_seed(x.device, dropout) if drops(dropout) else None
                 if not return_attention_weights:

@@ -35,7 +35,7 @@ def attend(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None)
     out = rows.weighted_sum(weights, widened(x), rows.wide[0])
     if (values := score.edge_values) is not None:
         out = torch.cat([out, rows.weighted_sum(weights, widened(values), rows.order)], -1)
-    result: Tensor = out / total.masked_fill(total == 0.0, 1.0).unsqueeze(-1)
+    result: Tensor = out / total.clamp(min=1.0).unsqueeze(-1)  # 0 without an edge, else at least exp(0)
     return result
 
 
@@ -57,7 +57,8 @@ class _Rows:
 
     def __init__(self, edges: EdgeList, num_src: int, is_edge: Tensor | None = None) -> None:
         self.num_src, self.num_dst = num_src, edges.num_dst
-        self.index, self.is_edge = _with_loops(edges, num_src, is_edge)
+        self.index, is_edge = _with_loops(edges, num_src, is_edge)
+        self.no_edge = None if is_edge is None else ~is_edge.unsqueeze(1)  # [R, 1]
         src, dst = self.index.long()
         self.wide: tuple[Tensor, Tensor] = src, dst
 
@@ -75,7 +76,7 @@ class _Rows:
 
     def masked(self, e: Tensor) -> Tensor:
         """Return grouped scores, -inf in rows without an edge."""
-        return e if self.is_edge is None else e.masked_fill(~self.is_edge.unsqueeze(1), -torch.inf)
+        return e if self.no_edge is None else e.masked_fill(self.no_edge, -torch.inf)
 
     def max(self, e: Tensor) -> Tensor:
         return segment_max(e, self)  # type: ignore[arg-type]
@@ -102,10 +103,11 @@ class _Sorted(_Rows):
 
     perm: Tensor  # [R], the row of each edge
     ptr: Tensor  # [N_dst + 1], where the edges of each dst begin, then the rows without an edge
+    bags: dict[Any, Any]  # the indices and offsets of bags, by the number of heads, 0 for the edges' own
 
     def __init__(self, edges: EdgeList, num_src: int) -> None:
         self.num_src, self.num_dst, self.edges = num_src, edges.num_dst, edges
-        self.wide, self.is_edge, self.perm, self.ptr = _sorted(edges, num_src)
+        self.wide, self.no_edge, self.perm, self.ptr, self.bags = _sorted(edges, num_src)
 
     @property
     def index(self) -> Tensor:  # type: ignore[override]
@@ -120,22 +122,24 @@ class _Sorted(_Rows):
 
     def max(self, e: Tensor) -> Tensor:
         top: Tensor = torch.segment_reduce(e, "max", offsets=self.ptr, axis=0, unsafe=True)
-        return top.masked_fill(top.isinf(), 0.0)
+        return top.clamp(min=torch.finfo(e.dtype).min)
 
     def sum(self, per_edge: Tensor) -> Tensor:
-        every = torch.arange(self.num_edges, device=per_edge.device)
-        total: Tensor = F.embedding_bag(every, per_edge, self.ptr, mode="sum")
+        if 0 not in self.bags:
+            self.bags[0] = torch.arange(self.num_edges, device=per_edge.device)
+        total: Tensor = F.embedding_bag(self.bags[0], per_edge, self.ptr, mode="sum")
         return total[: self.num_dst]
 
     def weighted_sum(self, weights: Tensor, x: Tensor, src: Tensor) -> Tensor:
-        H, head = weights.size(1), torch.arange(weights.size(1), device=src.device).unsqueeze(1)
-        bags = F.embedding_bag(  # those of the first head, then those of the second, ...
-            (src.expand(H, -1) if x.dim() == 2 else src * H + head).flatten(),
-            x.view(-1, x.size(-1)),
-            (self.ptr + head * self.num_edges).flatten(),
-            mode="sum",
-            per_sample_weights=weights.t().flatten(),
-        )
+        H = weights.size(1)
+        if H not in self.bags:  # those of the first head, then those of the second, ...
+            head = torch.arange(H, device=src.device).unsqueeze(1)
+            offsets = (self.ptr + head * self.num_edges).flatten()
+            self.bags[H] = (self.wide[0] * H + head).flatten(), offsets
+        index, offsets = self.bags[H]
+        index = index if x.dim() == 3 else src.repeat(H)
+        per_edge = weights.t().flatten()
+        bags = F.embedding_bag(index, x.view(-1, x.size(-1)), offsets, mode="sum", per_sample_weights=per_edge)
         return bags.view(H, -1, x.size(-1))[:, : self.num_dst].transpose(0, 1)
 
 
@@ -159,7 +163,7 @@ _NONE = (1 << _BITS) - 1  # the dst of rows without an edge
 
 
 def _sorted(edges: EdgeList, num_src: int) -> tuple[Any, ...]:
-    """Return what `_Sorted` has: src and dst, where there is an edge, the row of each edge, and where a dst begins."""
+    """Return `wide`, `no_edge`, `perm`, `ptr` and `bags` of `_Sorted`."""
     index = edges.edge_index
     if torch.compiler.is_dynamo_compiling() or not is_fake(index):
         return _sort(edges, num_src)
@@ -179,7 +183,8 @@ def _sort(edges: EdgeList, num_src: int) -> tuple[Any, ...]:
     key, perm = torch.sort(key)
     src, dst = key & ((1 << _BITS) - 1), key >> _BITS
     ptr = torch.searchsorted(dst, torch.arange(edges.num_dst + 1, device=dst.device))
+    no_edge = None
     if is_edge is not None:
-        is_edge = dst != _NONE
-        dst = dst.masked_fill(~is_edge, 0)
-    return (src, dst), is_edge, perm, ptr
+        no_edge = dst == _NONE
+        dst, no_edge = dst.masked_fill(no_edge, 0), no_edge.unsqueeze(1)
+    return (src, dst), no_edge, perm, ptr, {}

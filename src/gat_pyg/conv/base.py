@@ -236,11 +236,11 @@ class _AttentionConv(MessagePassing):
             or edge_index.layout != torch.strided
         ):
             return False
-        score = self._score(x, ends, edge_attr)
-        if score is None:
-            return False
         exporting = torch.compiler._is_exporting_flag
-        return has_operator(self.backend, score, ends[0]) or (exporting and not drops)
+        if exporting and not drops and self.backend != "fused" and getattr(self, "mechanism", None) is None:
+            return True  # a score that is computed here would be part of the program
+        score = self._score(x, ends, edge_attr)
+        return score is not None and (has_operator(self.backend, score, ends[0]) or (exporting and not drops))
 
     def _attend(
         self,
