@@ -427,7 +427,7 @@ def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) ->
     assert warmed.devices == ("cpu",) and warmed.folder is not None
     assert torch.equal(torch.get_rng_state(), before) and lazy.lin.in_channels == -1 and lazy.training
     names = {kernel.__name__ for kernel in cache._LISTENER.kernels if kernel.signatures}
-    assert names >= {"_read", "_sort", "_forward", "_dense", "_backward", "_keep", "_merge_sums"}
+    assert names >= {"_group", "_sort", "_forward", "_dense", "_backward", "_keep", "_merge_sums"}
     signatures = {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels}
     lazy._forward_hooks.clear()
     for edges in (torch.arange(2)[:, None], torch.randint(50, (2, 80)), torch.randint(2, (2, 6000))):

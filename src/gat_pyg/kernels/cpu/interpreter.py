@@ -40,7 +40,9 @@ class Memory:
             raise IndexError(f"{self.name}[{which}] is out of bounds, its indices are {valid}")
         return at
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Memory(self.values[self.start : self.high][index], self.name)
         element = self.values[self.place(index)]
         return Memory(element, f"{self.name}[{index}]") if isinstance(element, np.ndarray) else element
 
