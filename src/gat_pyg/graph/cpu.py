@@ -53,13 +53,13 @@ def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, ids:
 
 
 @compiled
-def _sort(key: Any, other: Any, replaced: int, pointer: Any, grouped: Any) -> None:
+def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, grouped: Any) -> None:
     """Group rows by their key, in order; `pointer` is zeros. Of the rows before `replaced`, loops are left out.
 
-    Of each of `grouped.size // 3` edges, `grouped` has the key, then of each the other end, then of each the row.
+    `grouped` has the other end of each edge, then the row of each.
     """
-    count = grouped.size // 3
-    keys, others, perm = grouped[:count], grouped[count : 2 * count], grouped[2 * count :]
+    count = keys.size
+    others, perm = grouped[:count], grouped[count:]
     for e in range(key.size):
         if e >= replaced or key[e] != other[e]:
             pointer[key[e] + 1] += 1
@@ -85,15 +85,17 @@ def _group(
     _read(src, dst, num_loops, rows_src, rows_dst, ids, facts)
     count = facts[0]
     if count == 0 or (facts[1] >= 0 and facts[2] < num_src and facts[3] >= 0 and facts[4] < pointer.size - 1):
-        _sort(rows_dst, rows_src, size if count < size else 0, pointer, grouped[: 3 * (count + added)])
+        edges = count + added
+        replaced = size if count < size else 0
+        _sort(rows_dst, rows_src, replaced, pointer, grouped[:edges], grouped[edges : 3 * edges])
 
 
 def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), grouped by dst.
 
     Returns:
-        The rows; the dropout ids, or None; what `sort_edges` returns; the facts to check the ids by. If an id is not
-        that of a node, only the rows and facts have values.
+        The rows; the dropout ids, or None; the pointer of the rows grouped by dst, and of each edge its dst, src and
+        row; the facts to check the ids by. If an id is not that of a node, only the rows and facts have values.
     """
     if index.dtype not in (torch.int32, torch.int64) or dtype == torch.int64:
         index = index.long()
@@ -113,7 +115,8 @@ def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype
 
 
 def sort_edges(key: Tensor, other: Tensor, num_keys: int) -> tuple[Tensor, ...]:
-    """Return the `[num_keys + 1]` pointer of rows grouped by key, and of each its key, other end and row."""
-    pointer, grouped = empty(num_keys + 1, dtype=torch.int64).zero_(), empty(3 * key.numel(), dtype=key.dtype)
-    _sort(elements(key), elements(other), 0, elements(pointer), elements(grouped))
-    return pointer, *grouped.view(3, key.numel()).unbind()
+    """Return the `[num_keys + 1]` pointer of rows grouped by key, and of each its other end and row."""
+    pointer, grouped = empty(num_keys + 1, dtype=torch.int64).zero_(), empty(2, key.numel(), dtype=key.dtype)
+    keys = np.empty(key.numel(), str(key.dtype).removeprefix("torch."))  # which nobody needs
+    _sort(elements(key), elements(other), 0, elements(pointer), keys, elements(grouped))
+    return pointer, *grouped.unbind()

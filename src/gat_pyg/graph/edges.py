@@ -202,7 +202,7 @@ class Edges:
         """
         with _lasting():
             if (cpu := _cpu_kernels(self.src)) is not None:
-                colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src)
+                colptr, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src)
             else:
                 colptr, place = _columns(self.src, self.num_src)
                 dst = self.dst.index_select(0, place)
