@@ -30,7 +30,7 @@ from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges, is_remote
-from ..graph.remembered import _outside, is_traced
+from ..graph.remembered import _outside, is_traced, remembered
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_kept, draw_seed, drops
@@ -424,8 +424,8 @@ class _AttentionConv(MessagePassing):
         if self.edge_dim is not None and self.edge_dim != -1 and self.edge_dim != width:
             raise ValueError(f"edge_attr has {width} features, expected edge_dim = {self.edge_dim}.")
         if self.add_self_loops:
-            edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-            edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
+            graph = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+            edge_index = graph.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
             places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
             if has_loops:
                 is_loop = edge_index[0] == edge_index[1]
@@ -434,7 +434,7 @@ class _AttentionConv(MessagePassing):
                 edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
                 if isinstance(self.fill_value, str):
                     edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
-            fill = _loop_features(edge_index, edge_attr, places, self.fill_value)
+            fill = _loop_features(edge_index, edge_attr, places, self.fill_value, graph, has_loops)
             edge_attr = torch.cat([edge_attr, fill[: min(num_src, num_dst)]])
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
@@ -538,10 +538,13 @@ def _graph_size(num_src: int, num_dst: Optional[int], edge_index: Any, size: Siz
     return num_src, num_dst
 
 
-def _loop_features(edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_value: Any) -> Tensor:
+def _loop_features(
+    edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_value: Any, graph: Tensor, has_loops: bool
+) -> Tensor:
     """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
 
-    Compiled code may add in any order.
+    Compiled code may add in any order. `graph` is the caller's `edge_index`; with `has_loops`, the last node stands for
+    both ends of its loops.
     """
     if not (is_remote(edge_attr) and isinstance(fill_value, str) and fill_value in ("add", "sum", "mean")):
         return compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
@@ -549,7 +552,15 @@ def _loop_features(edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_v
     total = none.index_put((dst,), edge_attr, accumulate=True)  # on CUDA by a stable sort
     if fill_value != "mean":
         return total
-    return total / degree(dst, num_nodes, torch.long).clamp(min=1).view(-1, *[1] * (edge_attr.dim() - 1))
+    return total / _count_edges(graph, num_nodes, has_loops).view(-1, *[1] * (edge_attr.dim() - 1))
+
+
+@remembered
+def _count_edges(edge_index: Tensor, num_nodes: int, has_loops: bool) -> Tensor:
+    """Return the number of edges of each dst `[N]`, at least 1; with `has_loops`, loops count for the last."""
+    src, dst = edge_index.long()
+    dst = dst.masked_fill(src == dst, num_nodes - 1) if has_loops else dst
+    return degree(dst, num_nodes, torch.long).clamp(min=1)
 
 
 def _features_by_row(matrix: Tensor, edge_attr: Tensor) -> Tensor:
