@@ -1,23 +1,32 @@
 """Export runs of every kind of task and layer by `gat_pyg.export`, and compare the files with `predict`.
 
 Each file is loaded where neither this package nor PyG can be imported, and computes graphs of sizes that the export did
-not see. Prints one row per run and format:
+not see. Prints one row per run and format. Then networks of three layers, in CPU-milliseconds of one thread, beside the
+same network of PyG's layers, in eager mode, as `.pt2`, compiled by AOTInductor and by ONNX Runtime:
 
-    python benchmarks/exports.py
+    python benchmarks/exports.py [--only runs | networks]
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch_geometric.nn
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
@@ -131,12 +140,119 @@ def compared(folder: Path, task: str, conv: str, suffix: str, count: int) -> tup
     return [(result, gat_pyg.predict(run, data)) for result, data in zip(results, its, strict=True)], exported
 
 
+# Networks of three layers --------------------------------------------------------------------------------------------
+
+GRAPHS = ((2_000, 20_000), (300, 900))  # nodes, edges
+WIDTHS = (64, 64, 64, 7)  # features, of 8 heads each but the last
+ANY = torch.export.Dim.DYNAMIC
+ROUNDS = 25
+
+Call = Callable[[Tensor, Tensor], Tensor]
+
+
+class Network(nn.Module):
+    def __init__(self, layer: Callable[..., nn.Module], **options: Any) -> None:
+        super().__init__()
+        sizes = itertools.pairwise(WIDTHS)
+        self.convs = nn.ModuleList(
+            layer(before, after // heads, heads=heads, **options)
+            for (before, after), heads in zip(sizes, (8, 8, 1), strict=True)
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        first, second, last = self.convs
+        out: Tensor = last(second(first(x, edge_index).relu(), edge_index).relu(), edge_index)
+        return out
+
+
+def by_onnx(network: nn.Module, inputs: tuple[Tensor, Tensor]) -> Call:
+    import onnxruntime
+
+    names = {"input_names": ["x", "edge_index"], "dynamic_shapes": ({0: ANY}, {1: ANY})}
+    file = io.BytesIO()
+    torch.onnx.export(network, inputs, dynamo=True, verbose=False, **names).save(file)  # type: ignore[union-attr]
+    threads = onnxruntime.SessionOptions()
+    threads.intra_op_num_threads, threads.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(file.getvalue(), threads, providers=["CPUExecutionProvider"])
+
+    def call(x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"x": x.numpy(), "edge_index": edge_index.numpy()})[0])
+
+    return call
+
+
+def forms(network: nn.Module, inputs: tuple[Tensor, Tensor], onnx: bool) -> dict[str, Call]:
+    """A network in each form in which it can be run, by name."""
+    program = torch.export.export(network, inputs, dynamic_shapes=({0: ANY}, {1: ANY}))
+    calls: dict[str, Call] = {"eager": network, ".pt2": program.module()}
+    if shutil.which("g++"):
+        calls["AOTInductor"] = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program))
+    if onnx:
+        try:
+            calls["ONNX Runtime"] = by_onnx(network, inputs)
+        except Exception as error:  # PyG's layers cannot be exported
+            print(f"ONNX: {type(error).__name__}", file=sys.stderr)
+    return calls
+
+
+def measured(conv: str) -> list[dict[str, Any]]:
+    """Rows of a network of these layers, by form and graph."""
+    torch.manual_seed(0)
+    ours = Network(getattr(gat_pyg, conv)).eval()
+    fused = Network(getattr(gat_pyg, conv), backend="fused").eval()
+    theirs = Network(getattr(torch_geometric.nn, conv)).eval()
+    for network in (fused, theirs):
+        network.load_state_dict(ours.state_dict())
+    rows: list[dict[str, Any]] = []
+    times: dict[tuple[str, str], list[float]]
+    with torch.no_grad():
+        graphs = [(torch.randn(N, WIDTHS[0]), torch.randint(N, (2, E))) for N, E in GRAPHS]
+        networks = {"ours": (ours, True), "fused": (fused, False), "PyG": (theirs, True)}
+        calls = {name: forms(network, graphs[0], onnx) for name, (network, onnx) in networks.items()}
+        for inputs in graphs:
+            expected, times = ours(*inputs), {}
+            for by_form in calls.values():
+                for call in by_form.values():
+                    call(*inputs)
+            for _ in range(ROUNDS):  # all forms in turn
+                for name, by_form in calls.items():
+                    for form, call in by_form.items():
+                        start = time.process_time()
+                        call(*inputs)
+                        times.setdefault((form, name), []).append(1e3 * (time.process_time() - start))
+            for form in calls["ours"]:
+                row: dict[str, Any] = {"conv": conv, "form": form, "nodes": inputs[0].size(0)}
+                row["edges"] = inputs[1].size(1)
+                for name, by_form in calls.items():
+                    if form in by_form:
+                        row[f"{name}_ms"] = round(statistics.median(times[form, name]), 3)
+                        row[f"{name}_difference"] = float((by_form[form](*inputs) - expected).abs().max())
+                rows.append(row)
+    return rows
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=50)
+    parser.add_argument("--only", choices=["runs", "networks"])
     options = parser.parse_args(arguments)
     cpu = torch.device("cpu")
     rows: list[dict[str, Any]] = []
+    networks: list[dict[str, Any]] = []
+    if options.only != "runs":
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # the exporters' own
+        print("| layers | form | nodes | edges | ms | fused ms | PyG's ms |\n|---|---|---|---|---|---|---|")
+        for conv in ("GATConv", "GATv2Conv", "TransformerConv"):
+            for row in measured(conv):
+                networks.append(row)
+                numbers = " | ".join(
+                    f"{row[key]:.2f}" if key in row else "-" for key in ("ours_ms", "fused_ms", "PyG_ms")
+                )
+                print(f"| {conv} | {row['form']} | {row['nodes']} | {row['edges']} | {numbers} |", flush=True)
+        machine.write(machine.results("exports-networks", cpu), {**machine.about(cpu), "networks": networks})
+    if options.only == "networks":
+        return
     print(
         f"| task | layer | format | largest difference, {options.graphs} graphs | largest prediction | ms | eager ms |"
     )
@@ -154,7 +270,9 @@ def main(arguments: list[str] | None = None) -> None:
                     "eager_ms": round(exported.eager_milliseconds, 3),
                 }
                 rows.append(row)
-                machine.write(machine.results("exports", cpu), {**machine.about(cpu), "rows": rows})
+                machine.write(
+                    machine.results("exports", cpu), {**machine.about(cpu), "networks": networks, "rows": rows}
+                )
                 numbers = f"{row['difference']:.1e} | {row['largest']:.3g} | {row['ms']:.2f} | {row['eager_ms']:.2f}"
                 print(f"| {task} | {conv} | {suffix} | {numbers} |", flush=True)
 
