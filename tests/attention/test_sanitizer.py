@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[Any, str, str, str, Callable[[], Any], str]] = {
         additive,
         "row_width",
         "return STRIDE",
-        "return H",
+        "return WIDTH",
         slices_of_one_tensor,
         "loads between the rows of p_score_(src|dst), which is strided",
     ),
