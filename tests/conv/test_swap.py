@@ -151,17 +151,21 @@ def test_a_model_is_swapped_before_or_within_ddp() -> None:
     """In one process; DDP's hooks are on the parameters, which stay."""
     plain = pyg.GAT(8, 4, num_layers=2, out_channels=3, heads=2)
     plain(X, INDEX).square().sum().backward()
+
+    def check(before: bool) -> None:  # a function, so that DDP is freed first: without a group it may wait for ever
+        model = copy.deepcopy(plain)
+        model.zero_grad()
+        swapped = accelerate(model) if before else None
+        parallel = DistributedDataParallel(model)
+        assert len((swapped or accelerate(parallel)).swapped) == 2
+        parallel(X, INDEX).square().sum().backward()
+        for name, each in plain.named_parameters():
+            assert_close(model.get_parameter(name).grad, each.grad)
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        for before in (True, False):
-            model = copy.deepcopy(plain)
-            model.zero_grad()
-            swapped = accelerate(model) if before else None
-            parallel = DistributedDataParallel(model)
-            assert len((swapped or accelerate(parallel)).swapped) == 2
-            parallel(X, INDEX).square().sum().backward()
-            for name, each in plain.named_parameters():
-                assert_close(model.get_parameter(name).grad, each.grad)
+        check(before=True)
+        check(before=False)
     finally:
         dist.destroy_process_group()
 
