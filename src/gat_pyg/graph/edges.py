@@ -91,11 +91,11 @@ class Edges:
     @classmethod
     def _group(cls, index: Tensor, num_src: int, num_dst: int, num_loops: int | None) -> Edges:
         """Group an edge list; `num_loops`: the number of loops that replace its own, or None to keep its own."""
-        index = _beneath(index).detach()
+        index = _beneath(index)
         check_edge_index(index)
         if (cpu := _cpu_kernels(index)) is not None:
             with _outside():
-                return cls._counted(cpu, index, num_src, num_dst, -1 if num_loops is None else num_loops)
+                return cls._counted(cpu, index.detach(), num_src, num_dst, -1 if num_loops is None else num_loops)
         size, added = index.size(1), num_loops or 0
         dtype = _id_dtype(num_src, num_dst, size + added)
         if num_loops is None:
