@@ -53,6 +53,8 @@ def test_an_unknown_category_adds_nothing() -> None:
     assert plain(x) is plain(x) and plain(x)[0, 0] == 2  # computed once
     x[0, 2] = 3.0
     assert plain(x)[0, 0] == 1
+    exported = torch.export.export(plain, (x,), strict=False)
+    assert torch.equal(exported.module()(x), plain(x))
     plain(x.requires_grad_()).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [[0, 0, 0.5]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..graph.remembered import remembered
+from ..graph.remembered import is_traced, remembered
 from ..tasks.checks import CHECKED
 from ..tasks.model import members
 from .wrapper import Wrapper
@@ -119,8 +120,9 @@ class Encoder(nn.Module):
                 "encoder was built for."
             )
         if not self.is_learnt:
-            once = not (x.requires_grad or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
-            return _encoded(x, self._columns, self._mean.dtype) if once else self._indicators(x)
+            if is_traced(x) or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active() or x.requires_grad:
+                return self._indicators(x)
+            return _encoded(x, self._columns, self._mean.dtype)
         out = None
         if self.embedding is not None:
             value, known = self._known(x)
@@ -161,7 +163,13 @@ class Encoder(nn.Module):
 @remembered
 def _encoded(x: Tensor, columns: tuple[Column, ...], dtype: torch.dtype) -> Tensor:
     """Return the result of an `Encoder` without parameters, which is the same at each step with the same x."""
-    return Encoder(columns, None).to(x.device, dtype)._indicators(x)
+    return _without_parameters(columns, x.device, dtype)._indicators(x)
+
+
+@cache
+def _without_parameters(columns: tuple[Column, ...], device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Return an encoder for all batches: its tensors take longer to create than a small batch to encode."""
+    return Encoder(columns, None).to(device, dtype)
 
 
 def _widths(sizes: Tensor) -> Tensor:
