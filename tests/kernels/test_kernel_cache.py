@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -421,7 +422,8 @@ def test_the_files_of_each_kernel() -> None:
 def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any graph; the model, its hooks and gradients and torch's random numbers are not touched."""
     lazy = GATConv(-1, 8, heads=8, dropout=0.5)
-    lazy.register_forward_hook(lambda *_: pytest.fail("a hook was called"))
+    lazy.register_forward_hook(threading.Event().wait)  # a method of what cannot be copied
+    lazy.register_full_backward_hook(lambda *_: pytest.fail("a hook was called"))
     before = torch.get_rng_state()
     warmed = gat_pyg.warm_up(nn.Sequential(lazy))
     assert warmed.devices == ("cpu",) and warmed.folder is not None
@@ -430,6 +432,7 @@ def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) ->
     assert names >= {"_group", "_sort", "_forward", "_dense", "_backward", "_keep", "_merge_sums"}
     signatures = {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels}
     lazy._forward_hooks.clear()
+    lazy._backward_hooks.clear()
     for edges in (torch.arange(2)[:, None], torch.randint(50, (2, 80)), torch.randint(2, (2, 6000))):
         out = lazy.train()(torch.randn(50, 4), edges.long())
         out.sum().backward()

@@ -50,11 +50,11 @@ class Warmed(NamedTuple):
 
 
 def warm_up(*models: nn.Module | str | Path, heads: int | None = None, channels: int | None = None) -> Warmed:
-    """Compile the kernels that models need, forward and backward, so that their first calls take no seconds for it.
+    """Compile the kernels that models need, forward and backward, so that their first calls need not compile them.
 
-    Each of our layers in a model is called on two small graphs, in training and for inference, on the model's device
-    and in its dtype; under `torch.autocast`, in that dtype. The calls are those of copies: the model, its gradients and
-    the random numbers of torch stay as they are.
+    A copy of each of our layers in a model is called on two small graphs, in training and for inference, on the model's
+    device and in its dtype; under `torch.autocast`, in that dtype. The model, its hooks and gradients, and the state of
+    torch's random number generators are not touched.
 
     Without arguments, these are the kernels of all three layers in the usual sizes, with and without edge features and
     dropout. A kernel is compiled for a class of sizes: the number of heads up to 8, rounded up to a power of two, and
@@ -88,13 +88,14 @@ def warm_up(*models: nn.Module | str | Path, heads: int | None = None, channels:
     present = [device for device in FILES if device == "cpu" or torch.cuda.is_available()]
     devices = [device for device in present if missing_reason(device) is None] if sizes or runs else []
     for layer in layers:
-        _step(copy.deepcopy(layer))
+        _step(_copy_of(layer))
     for device in devices:
         for layer in _usual(sizes):
             _step(layer.to(device))
         for run in runs:
             _predict(run, device)
-    devices += [str(next(layer.parameters()).device) for layer in layers]
+    types = [next(layer.parameters()).device.type for layer in layers]
+    devices += [device for device in types if missing_reason(device) is None]
     all_compiled, all_read, folder = counts()
     return Warmed(time.perf_counter() - start, all_compiled - compiled, all_read - read, folder, (*sorted({*devices}),))
 
@@ -130,10 +131,15 @@ def _usual(sizes: tuple[tuple[int, int], ...]) -> Iterator[nn.Module]:
                 yield conv(WIDTH, channels, heads=heads, **options)
 
 
+def _copy_of(layer: nn.Module) -> nn.Module:
+    """Return a copy without the layer's hooks, which may have effects and refer to objects that cannot be copied."""
+    result = copy.copy(layer)
+    vars(result).update({name: type(hooks)() for name, hooks in vars(layer).items() if name.endswith("_hooks")})
+    return copy.deepcopy(result)
+
+
 def _step(layer: Any) -> None:
-    """Compute gradients and predictions on graphs of all kinds for which kernels are compiled anew."""
-    layer._forward_hooks.clear()
-    layer._forward_pre_hooks.clear()
+    """Compute gradients and predictions on each kind of graph that has kernels of its own."""
     like = next(layer.parameters())
     with torch.random.fork_rng([like.device] if like.is_cuda else []):
         for num_edges in EDGES:
@@ -147,7 +153,7 @@ def _step(layer: Any) -> None:
 
 
 def _inputs(layer: Any, num_edges: int, like: Tensor) -> tuple[Any, ...]:
-    """Return features, edges, and features of the edges; the first and the last thousand edges share an end."""
+    """Return x, edge_index and edge_attr; the first third of the edges has one src, the last third has one dst."""
 
     def features(rows: int, width: int) -> Tensor:
         return torch.randn(rows, WIDTH if width < 0 else width, device=like.device, dtype=like.dtype)
