@@ -62,15 +62,17 @@ WHOLE = {
     "parts": {"part_batch": lambda number, data: torch.tensor([0, 1])},
     "sparse": {"weight": lambda number, data: data.x.to_sparse()},
     "missing": {"pos": lambda number, data: data.x, "x": lambda number, data: None},
+    "dtypes": {"y": lambda number, data: number / 2 if number % 2 else number},
+    "widths": {"apart": lambda number, data: torch.ones(2, 1 + (number > 7))},
     "gradients": {"x": lambda number, data: data.x.requires_grad_()},
 }
 
 
 @pytest.mark.parametrize("name", [*CUT, *WHOLE, "class", "memory"])
 def test_collated_graphs_are_pygs_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, repeated, one alone; the names of `WHOLE` are those that are collated graph by graph."""
+    """In any order, repeated, one alone; the cases of `WHOLE` are collated graph by graph. The ninth is in no batch."""
     kind = Other if name == "class" else Data
-    made = [kind(**data.to_dict()) for data in graphs("graph")]
+    made = [kind(**data.to_dict()) for data in [*graphs("graph"), graphs("graph")[0]]]
     for number, data in enumerate(made):
         for key, value in (CUT | WHOLE).get(name, {}).items():
             data[key] = value(number, data)

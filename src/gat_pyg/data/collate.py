@@ -16,10 +16,12 @@ MOST = 1 << 30  # bytes of tensors up to which graphs are copied
 class Collate:
     """Collate graphs by index: `collate([4, 7])` is `Batch.from_data_list([graphs[4], graphs[7]])`.
 
-    PyG's function creates several tensors for each graph of a batch, which takes as long as a layer. This one
-    concatenates all graphs once, and takes the rows of a batch by a few operations for any number of graphs. It copies
-    the graphs, up to 1 GiB: changes of a graph do not count. It calls PyG's function for more graphs, and for those of
-    another class than `Data`, without x, or with other values than tensors on a CPU and numbers.
+    PyG's function creates several tensors for each graph of a batch, which takes as long as a layer. This class
+    concatenates all graphs at the first call, and selects the rows of a batch by a few operations for any number of
+    graphs. The copy has at most 1 GiB, in each worker process of a `DataLoader`; later changes of a graph do not reach
+    it. Larger data are collated by PyG's function, and so are graphs of another class than `Data`, without x, with
+    different keys, dtypes or widths, with `num_nodes` or a key that contains "batch", or with values that are neither
+    tensors on a CPU nor numbers.
 
     Args:
         graphs: at least one.
@@ -38,11 +40,12 @@ class Collate:
 
     @cached_property
     def _union(self) -> Batch | None:
-        """All graphs as one batch; None where others cannot be cut from it."""
+        """All graphs as one batch; None if batches cannot be cut from it."""
         stores = [{key: value for key, value in graph if key not in self._excluded} for graph in self.graphs]
         tensors = [value for store in stores for value in store.values() if isinstance(value, Tensor)]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if size > MOST or any(store.keys() != stores[0].keys() for store in stores):
+        forms = [{key: _form(key, value) for key, value in store.items()} for store in stores]
+        if size > MOST or any(form != forms[0] for form in forms):
             return None
         if "x" not in stores[0] or any(type(graph) is not Data for graph in self.graphs):
             return None
@@ -51,13 +54,14 @@ class Collate:
 
     @cached_property
     def _starts(self) -> tuple[Tensor, dict[str, int]]:
-        """The first row of each graph, `[kinds, G + 1]`, for nodes and what else keys have rows of; each key's kind."""
+        """The pointers of the rows of all graphs, `[kinds, G + 1]`, those of nodes first; and the kind of each key."""
         assert self._union is not None
         kinds, kind_of = [self._union.ptr], {}
         for key, slices in self._union._slice_dict.items():
-            known = (kind for kind, other in enumerate(kinds) if torch.equal(slices, other))
-            kind_of[key] = next(known, len(kinds))
-            kinds += [slices] * (kind_of[key] == len(kinds))
+            same = (kind for kind, other in enumerate(kinds) if torch.equal(slices, other))
+            kind_of[key] = next(same, len(kinds))
+            if kind_of[key] == len(kinds):
+                kinds.append(slices)
         return torch.stack(kinds), kind_of
 
     def __call__(self, indices: Sequence[int]) -> Batch:
@@ -91,7 +95,15 @@ def _has_ids(key: str) -> bool:
     return "index" in key or key == "face"
 
 
+def _form(key: str, value: object) -> tuple[object, ...]:
+    """Return what values must have in common to be concatenated as they are: dtype and all sizes but that of rows."""
+    if not isinstance(value, Tensor):
+        return (type(value),)
+    return value.dtype, value.dim(), value.shape[:-1] if _has_ids(key) else value.shape[1:]
+
+
 def _is_cut(key: str, value: object) -> bool:
+    """Return True if the rows of a batch can be selected from this value of all graphs."""
     if "batch" in key or key in ("ptr", "num_nodes") or type(value) is not Tensor or value.requires_grad:
         return False
     return value.is_cpu and value.layout == torch.strided and not value.is_nested
