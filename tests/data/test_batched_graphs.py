@@ -323,7 +323,7 @@ def test_the_command_predicts_links_of_a_file_without_features(
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
     result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8", "training.max_epochs=2")
     assert (result.item, result.metric) == ("link", "roc_auc")
-    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, at random by"
+    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, at random with"
     assert split in capsys.readouterr().err
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in

@@ -63,7 +63,7 @@ def tables(
     matrix: str | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Task:
-    """Convert tables of nodes and edges to a task: classes or numbers of nodes or edges, or links.
+    """Convert tables of nodes and edges to a task: classes or regression targets of nodes or edges, or links.
 
     A table is a CSV, TSV or Parquet file, a pandas frame, or a list of files with the same columns. Each row of `nodes`
     has an id and features; without it, the ids in `edges` are the nodes, whose embeddings are learnt
@@ -77,7 +77,7 @@ def tables(
 
     Args:
         nodes, edges: the tables.
-        target: the column to predict, of nodes or else of edges; several columns are several labels or numbers. An
+        target: the column to predict, of nodes or else of edges; several columns are several labels or targets. An
             empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.columns.Targets`). None: links.
         id: the column of nodes with their ids; by default `id`, `node` or `node_id`, else the first.
         src, dst: the columns of edges with their ends; by default `src` and `dst`, `source` and `target`, `from` and
@@ -166,7 +166,7 @@ def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **optio
 
     Args:
         graph: graph with attributes of nodes and edges as features; a node may lack some.
-        target: the attribute to predict, of nodes or else of edges; several are several labels or numbers. None:
+        target: the attribute to predict, of nodes or else of edges; several are several labels or targets. None:
             links.
         **options: other arguments of `tables`, such as `ignore`, `categories`, `val` or `name`.
 

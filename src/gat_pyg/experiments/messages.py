@@ -150,7 +150,7 @@ def split_line(task: Task, split: Split) -> str:
     *_, counts = sizes(task).rpartition("; ")
     choices = ", ".join(f"split.{key}" for key in unset)
     by = "scaffolds" if split.scaffold else split.time or "their order"
-    how = "at random by split.seed" if "seed" in (task.split_arguments or ()) else f"by {by}"
+    how = "at random with split.seed" if "seed" in (task.split_arguments or ()) else f"by {by}"
     return f"{task.name}: {counts} for training, validation and test, {how}; or choose {choices}"
 
 

@@ -154,7 +154,7 @@ def facts_of(task: Task, in_shares: bool = False) -> Facts:
 
 
 def _needs_encoder(features: Sequence[Tensor]) -> bool:
-    """Return True for features with categories or numbers; False for columns of 0 and 1, and for many zeros."""
+    """Return True for categorical or continuous features; False for columns of 0 and 1, and for many zeros."""
     sizes = num_categories(features)
     if all(size in (1, 2) for size in sizes):
         return False

@@ -16,7 +16,7 @@ from ..tasks.checks import CHECKED
 from ..tasks.model import members
 from .wrapper import Wrapper
 
-MANY = 100  # different values of categories; a column with more of them has numbers
+MANY = 100  # different values of categories; a column with more of them is continuous
 LARGEST = 1000  # number of a category
 SAMPLE = 100_000  # evenly spaced rows from which means are computed
 INITS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,8 +38,9 @@ class Encoder(nn.Module):
     Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. An unknown category adds nothing. The ids of
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
-    Without `out_channels` there are no parameters: the result has the standardised numbers, then a column of 0 and 1
-    for each category, or one for a column of two categories. It is computed once and kept as long as x.
+    Without `out_channels` there are no parameters: the result has the standardised continuous columns, then a column of
+    0 and 1 for each category, or one for a column of two categories. It is cached for the lifetime of x, so it must not
+    be modified in place.
 
     Args:
         categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
@@ -182,7 +183,7 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
 
     A column is categorical if all its values are whole numbers from 0 to below 1,000, at most 100 different ones: of a
     column of zeros and ones the two embeddings are as general as a linear map. Larger whole numbers, or more of them,
-    are numbers, such as counts. A single column with all numbers from 0 up to its largest one is categorical: ids.
+    are continuous, such as counts. A single column with all numbers from 0 up to its largest one is categorical: ids.
 
     Args:
         values: the features `[n, F]` of each graph.

@@ -120,7 +120,7 @@ class OneLabel(_Labels, CrossEntropy):
         if count < K:
             raise ValueError(
                 f"{where}: y holds the label {K - 1}, but there are {count} {cls.item}s. Number the classes from 0, or "
-                f"choose task={cls.item}_regression for a regression."
+                f"choose task={cls.item}_regression if they are numbers to predict."
             )
         if first == K - 1 > 0 and len(known) < count:
             raise ValueError(
@@ -130,7 +130,7 @@ class OneLabel(_Labels, CrossEntropy):
         if 0 < first < K - 1:
             warnings.warn(
                 f"{where}: y holds no class 0, but classes are numbered from 0, so the model has {K} of them. Give "
-                f"numpy.unique(y, return_inverse=True)[1], or choose task={cls.item}_regression for a regression.",
+                f"numpy.unique(y, return_inverse=True)[1], or choose task={cls.item}_regression to predict numbers.",
                 stacklevel=3,
             )
         return objective
