@@ -152,7 +152,7 @@ def _with_loops(edges: EdgeList, num_src: int, is_edge: Tensor | None = None) ->
             is_edge = torch.cat([index[0] != index[1], index.new_ones(num_loops, dtype=torch.bool)])
         loops = torch.arange(num_loops, dtype=index.dtype, device=index.device)
         index = torch.cat([index, loops.expand(2, -1)], 1)
-    return index if is_edge is None else index.masked_fill(~is_edge, 0), is_edge  # ids of replaced loops may be any
+    return index if is_edge is None else index.masked_fill(~is_edge, 0), is_edge  # a replaced loop may have any id
 
 
 _SORTED = WeakTensorKeyDictionary()  # of edge lists that are being exported: all layers share one sort

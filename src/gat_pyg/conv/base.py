@@ -146,7 +146,7 @@ class _AttentionConv(MessagePassing):
 
     def _whole(self, x: Any, edge_index: Any, edge_attr: OptTensor, edge_weight: OptTensor, weights: Any,
                size: Size) -> OptTensor:  # fmt: skip
-        """Return the output of the layer as one autograd node, None where the call needs another way."""
+        """Return the output of the layer as one autograd node, or None if it has to be computed otherwise."""
         src = x if isinstance(x, Tensor) else x[0]
         if (
             weights
@@ -186,7 +186,7 @@ class _AttentionConv(MessagePassing):
         return Whole.apply(Plan(self, edges, dropout), seed, edge_weight, *inputs)
 
     def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
-        """From the operation's output to the layer's, see `conv.whole`; `spent`: whether `out` may be overwritten."""
+        """Map the operation's output to the layer's, see `conv.whole`; `spent`: whether `out` may be overwritten."""
         return self._finish(out, res, spent)
 
     def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
@@ -222,7 +222,7 @@ class _AttentionConv(MessagePassing):
         return not known(steps, f"{kind.__module__}_{kind.__name__}")
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
-        """Return whether a traced call gets the whole operation, rather than PyG's message passing.
+        """Return True if a traced call gets the whole operation, rather than PyG's message passing.
 
         A meta or fake tensor outside of a compiler gets messages, as with PyG, unless their number depends on the ids.
         """

@@ -23,7 +23,7 @@ from ..features.sparse import SparseFeatures, is_sparse_features
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
-_FEW = 1 << 16  # numbers of W h, of which several passes take less than the operations of folded weights
+_FEW = 1 << 16  # numbers in W h, up to which several passes over it are faster than folding a into W
 
 
 class _Inputs(NamedTuple):
@@ -371,7 +371,7 @@ class GATConv(_AttentionConv):
         return self._halves(x_src, x_dst)
 
     def _folds(self, x: Tensor) -> bool:
-        """Return whether a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
+        """Return True if a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
         passes over `[N, H, C]`."""
         return is_sparse_features(x) or x.size(1) <= 4 * self.heads * self.out_channels
 

@@ -43,7 +43,7 @@ class Grads(dict[str, Tensor]):
     def of_linear(self, grad: Tensor, x: str, weight: str, bias: str = "") -> None:
         """Add the terms of y = x W^T + b from the gradient of the first rows of y, `[N, F']`; the others are names.
 
-        Several weights, and as many biases, with blanks between their names, lie one below the other in W and b.
+        `weight` may name several, separated by spaces, which are stacked in W, as the biases in b.
         """
         values, rows, names, biases = getattr(self.inputs, x), grad.size(0), weight.split(), bias.split()
         weights = [getattr(self.inputs, name) for name in names]
@@ -61,7 +61,7 @@ class Grads(dict[str, Tensor]):
             self.add(name, grad)
 
     def _of_weight(self, grad: Tensor, x: str) -> Tensor:
-        """Return grad^T x. A large product transposes the narrower, x once for all its products."""
+        """Return grad^T x. A large product transposes the narrower operand, and x once for all its products."""
         rows, width = grad.shape
         values = getattr(self.inputs, x)[:rows]
         if values.size(1) > width or not is_large(values, width):
@@ -81,7 +81,7 @@ class Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
-        """Compute the layer; saved is what its gradient reads."""
+        """Compute the layer, and save what its gradient needs."""
         layer, edges, dropout = plan
         inputs, needs = layer._Inputs(*tensors), ctx.needs_input_grad[2:]
         x, score, res = layer._before(inputs, edges.num_dst)

@@ -69,7 +69,7 @@ def is_large(x: Tensor, width: int) -> bool:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b, `[N, F]` and `[D, F]` to `[N, D]`, as `F.linear` does.
 
-    On a CPU, oneDNN computes large ones that nobody differentiates. `F.linear` calls MKL, which computes with half the
+    On a CPU, oneDNN computes large products outside of autograd. `F.linear` calls MKL, which computes with half the
     width of the vectors of processors that are not Intel's.
     """
     if is_large(x, weight.size(0)):

@@ -37,7 +37,7 @@ def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, ids:
     for e in range(size):
         j, i = src[e], dst[e]
         if num_loops >= 0 and i == j:
-            j = max(min(j, num_loops - 1), 0)  # the ids of replaced loops may be any
+            j = max(min(j, num_loops - 1), 0)  # a replaced loop may have any id
             i = j
         else:
             count += 1
@@ -117,6 +117,6 @@ def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype
 def sort_edges(key: Tensor, other: Tensor, num_keys: int) -> tuple[Tensor, ...]:
     """Return the `[num_keys + 1]` pointer of rows grouped by key, and of each its other end and row."""
     pointer, grouped = empty(num_keys + 1, dtype=torch.int64).zero_(), empty(2, key.numel(), dtype=key.dtype)
-    keys = np.empty(key.numel(), str(key.dtype).removeprefix("torch."))  # which nobody needs
+    keys = np.empty(key.numel(), str(key.dtype).removeprefix("torch."))
     _sort(elements(key), elements(other), 0, elements(pointer), keys, elements(grouped))
     return pointer, *grouped.unbind()

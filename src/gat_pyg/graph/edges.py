@@ -103,7 +103,7 @@ class Edges:
             index = index.to(dtype, copy=True).contiguous()
         else:
             is_loop = index[0] == index[1]
-            inside = index.masked_fill(is_loop, 0)  # ids of own loops may be any
+            inside = index.masked_fill(is_loop, 0)  # a replaced loop may have any id
             scalars = {"loops": is_loop.sum(), **_bounds(inside, "src", "dst")}
             loops = torch.arange(num_loops, dtype=dtype, device=index.device)
             narrow, last = index.to(dtype), max(num_src, num_dst)  # own loops come last, and are then left out
@@ -326,7 +326,7 @@ def count_long(ptr: Tensor, split: int) -> tuple[Tensor, Tensor]:
 
 
 def _pointer(ids: Tensor, num_nodes: int) -> Tensor:
-    """Return the CSR pointer `[N + 1]` of sorted ids; any other ids do no harm."""
+    """Return the CSR pointer `[N + 1]` of sorted ids; it never fails for other ids."""
     return torch.searchsorted(ids, torch.arange(num_nodes + 1, dtype=ids.dtype, device=ids.device))
 
 
@@ -351,7 +351,7 @@ def _read_facts(
 ) -> tuple[dict[str, int], tuple[Tensor, Tensor] | None]:
     """Return the values by which a new graph is checked, with one device sync, and, except on a CPU, its `_columns`.
 
-    Except on a CPU they include the numbers of long rows. The edges are (src, rowptr), and any values do no harm.
+    Except on a CPU they include the numbers of long rows. The edges are (src, rowptr); it never fails for wrong ones.
     """
     columns = _columns(src, num_src) if is_remote(src) else None
     if columns is not None:
