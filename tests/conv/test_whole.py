@@ -63,6 +63,19 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(name: str, form: dict[s
         assert_close(here, there)
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
+    """With features that depend on the layer's own parameters, and that are those of both ends."""
+    torch.manual_seed(0)
+    edge_index = torch.randint(0, N, (2, E))
+    layer = getattr(gat_pyg, name)((6, 6), 3, heads=2).double()
+    x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
+    hidden = layer((x, x), edge_index).tanh()
+    total, inputs = layer((hidden, hidden), edge_index).square().sum(), [x, *layer.parameters()]
+    plain = torch.autograd.grad(total, inputs, retain_graph=True)
+    assert_close(torch.autograd.grad(total, inputs, create_graph=True), plain)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_the_gradient_of_linear_maps_is_autograds(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of small products and of large ones, which are oneDNN's; of several weights, and of the first rows of x."""

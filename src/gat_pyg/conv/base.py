@@ -187,7 +187,7 @@ class _AttentionConv(MessagePassing):
 
     def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
         """Map the operation's output to the layer's, see `conv.whole`; `spent`: whether `out` may be overwritten."""
-        return self._finish(out, res, spent)
+        return self._combine(out, res, inputs.bias, spent)
 
     def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
         if grads.needs["bias"]:
@@ -471,6 +471,10 @@ class _AttentionConv(MessagePassing):
         return edge_index[:, :num_edges], edge_attr[:num_edges]
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
+        """From the operation's output to the layer's; `spent`: whether `out` may be overwritten."""
+        return self._combine(out, res, self.bias, spent)
+
+    def _combine(self, out: Tensor, res: OptTensor, bias: OptTensor, spent: bool) -> Tensor:
         """Equation (5) or (6), then the skip connection and the bias; in place where nobody else needs the values."""
         if not self.concat:
             out = out.mean(dim=1)
@@ -480,8 +484,8 @@ class _AttentionConv(MessagePassing):
             out = out.flatten(1)
         if res is not None:
             out = out.add_(res) if spent and out.dtype == res.dtype else out + res
-        if self.bias is not None:
-            out = out.add_(self.bias) if spent and out.dtype == self.bias.dtype else out + self.bias
+        if bias is not None:
+            out = out.add_(bias) if spent and out.dtype == bias.dtype else out + bias
         elif self.concat and res is None and not spent and not torch.jit.is_scripting():
             out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
         return out

@@ -104,9 +104,12 @@ class Whole(torch.autograd.Function):
         seed, edge_weight, *tensors = ctx.saved_tensors
         inputs, needs = layer._Inputs(*tensors[: ctx.count]), ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
+            # views, at which a gradient ends: an input may depend on another, or be the same tensor
+            views = [t.view_as(t) if needed else t for t, needed in zip((edge_weight, *inputs), needs, strict=True)]
+            edge_weight, inputs = views[0], layer._Inputs(*views[1:])
             x, score, res = layer._before(inputs, edges.num_dst)
             out = layer._after(inputs, attend(x, score, edges, edge_weight, seed, dropout), res, False)
-            wanted = [t for t, needed in zip((edge_weight, *inputs), needs, strict=True) if needed]
+            wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
             found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
             return None, None, *(next(found) if needed else None for needed in needs)
         x, *rest = tensors[ctx.count :]
