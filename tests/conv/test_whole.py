@@ -76,6 +76,19 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
     assert_close(torch.autograd.grad(total, inputs, create_graph=True), plain)
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_sparse_features_of_one_end(name: str) -> None:
+    torch.manual_seed(0)
+    layer, edge_index = getattr(gat_pyg, name)((6, 6), 3, heads=2).double(), torch.randint(0, N, (2, E))
+    x = torch.randn(N, 6, dtype=torch.double)
+    results = []
+    for ends in ((x, x), (x, x.to_sparse_csr()), (x.to_sparse_csr(), x)):
+        out = layer(ends, edge_index)
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
+    for result in results[1:]:
+        assert_close(result, results[0])
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_the_gradient_of_linear_maps_is_autograds(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of small products and of large ones, which are oneDNN's; of several weights, and of the first rows of x."""

@@ -154,7 +154,6 @@ class _AttentionConv(MessagePassing):
             or torch._C._are_functorch_transforms_active()
             or in_forward_mode()
             or self.backend not in ("auto", "fused")
-            or src.layout != torch.strided
             or src.dtype not in (torch.float32, torch.float64)
             or unsupported_reason(src) is not None
             or torch.is_autocast_enabled(src.device.type)
@@ -169,7 +168,9 @@ class _AttentionConv(MessagePassing):
                 return None
         inputs = self._inputs(x, edge_attr, linears)
         for tensor in inputs:
-            if tensor is not None and (tensor.dtype != src.dtype or type(tensor) not in _KINDS):
+            if tensor is not None and (
+                tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
+            ):
                 return None
         rows = (src if inputs.x_dst is None else inputs.x_dst).size(0)
         if inputs.x_dst is None and size is not None:
