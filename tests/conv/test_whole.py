@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import gat_pyg
@@ -74,6 +75,25 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
     total, inputs = layer((hidden, hidden), edge_index).square().sum(), [x, *layer.parameters()]
     plain = torch.autograd.grad(total, inputs, retain_graph=True)
     assert_close(torch.autograd.grad(total, inputs, create_graph=True), plain)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_transforms_of_a_recorded_gradient(name: str) -> None:
+    """`torch.func.vmap` and forward mode over a gradient whose forward pass ran before."""
+    torch.manual_seed(0)
+    layer = getattr(gat_pyg, name)(6, 3, heads=2, dropout=0.5).double()
+    x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
+    out = layer(x, torch.randint(0, N, (2, E)))
+
+    def pull(cotangent: Tensor) -> Tensor:
+        return torch.autograd.grad(out, x, cotangent, retain_graph=True)[0]
+
+    cotangents = torch.randn(3, *out.shape, dtype=torch.double)
+    expected = [pull(cotangent) for cotangent in cotangents]
+    assert_close(torch.func.vmap(pull)(cotangents), torch.stack(expected))
+    with forward_ad.dual_level():
+        primal, tangent = forward_ad.unpack_dual(pull(forward_ad.make_dual(cotangents[0], cotangents[1])))
+    assert_close([primal, tangent], expected[:2])
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])

@@ -2,7 +2,7 @@
 
 A layer has two functions of its input and parameters, `_Inputs`, and their transposes. `_before` maps them to x and the
 score of the operation, and to the skip connection; `_after` maps the operation's output to the layer's. A derivative
-of the gradient, which is seldom needed, differentiates these functions and the operation instead.
+or a transform of the gradient, which is seldom needed, differentiates these functions and the operation instead.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ..attention.fused import attend
 from ..features.linear import is_large, product
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels
-from ..kernels.models import each_cotangent
+from ..kernels.models import each_cotangent, in_forward_mode
 
 
 class Plan(NamedTuple):
@@ -103,15 +103,17 @@ class Whole(torch.autograd.Function):
         layer, edges, dropout = ctx.plan
         seed, edge_weight, *tensors = ctx.saved_tensors
         inputs, needs = layer._Inputs(*tensors[: ctx.count]), ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            # views, at which a gradient ends: an input may depend on another, or be the same tensor
-            views = [t.view_as(t) if needed else t for t, needed in zip((edge_weight, *inputs), needs, strict=True)]
-            edge_weight, inputs = views[0], layer._Inputs(*views[1:])
-            x, score, res = layer._before(inputs, edges.num_dst)
-            out = layer._after(inputs, attend(x, score, edges, edge_weight, seed, dropout), res, False)
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
+            with torch.enable_grad():
+                # views, at which a gradient ends: an input may depend on another, or be the same tensor
+                views = [t.view_as(t) if needed else t for t, needed in zip((edge_weight, *inputs), needs, strict=True)]
+                edge_weight, inputs = views[0], layer._Inputs(*views[1:])
+                x, score, res = layer._before(inputs, edges.num_dst)
+                out = layer._after(inputs, attend(x, score, edges, edge_weight, seed, dropout), res, False)
             wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
-            return None, None, *(next(found) if needed else None for needed in needs)
+            results = torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
+            each = iter(results)
+            return None, None, *(next(each) if needed else None for needed in needs)
         x, *rest = tensors[ctx.count :]
         count = len(ctx.kind.shapes)
         score, saved = ctx.kind.of(rest[:count], ctx.values), rest[count:]
