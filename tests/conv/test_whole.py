@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 
@@ -107,6 +108,14 @@ def test_sparse_features_of_one_end(name: str) -> None:
         results.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
     for result in results[1:]:
         assert_close(result, results[0])
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_fake_tensors_have_the_shape_of_the_output(name: str) -> None:
+    with FakeTensorMode():
+        layer = getattr(gat_pyg, name)(6, 3, heads=2)
+        out = layer(torch.randn(N, 6), torch.zeros(2, E, dtype=torch.long))
+    assert out.shape == (N, 6)
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -127,7 +127,9 @@ class _AttentionConv(MessagePassing):
             edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
             weights: whether to return alpha.
         """
-        if self._needs_messages(x, ends, edge_index, edge_attr, weights):
+        if self._needs_messages(x, edge_index, edge_attr, weights) or (
+            is_traced(edge_index) and not self._compiles(x, ends, edge_index, edge_attr)
+        ):
             out, edge_index, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
             if weights and alpha is None:
                 raise ValueError(
@@ -150,14 +152,14 @@ class _AttentionConv(MessagePassing):
         src = x if isinstance(x, Tensor) else x[0]
         if (
             weights
-            or is_compiling()
+            or is_traced(edge_index)
             or torch._C._are_functorch_transforms_active()
             or in_forward_mode()
             or self.backend not in ("auto", "fused")
             or src.dtype not in (torch.float32, torch.float64)
             or unsupported_reason(src) is not None
             or torch.is_autocast_enabled(src.device.type)
-            or self._needs_messages(x, None, edge_index, edge_attr, False)
+            or self._needs_messages(x, edge_index, edge_attr, False)
         ):
             return None
         if getattr(self, "mechanism", None) is not None or (src is not x and x[1] is None):
@@ -198,11 +200,10 @@ class _AttentionConv(MessagePassing):
         H, C = self.heads, self.out_channels
         return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
 
-    def _needs_messages(self, x: Any, ends: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
-        """Return True if a tracer, an explainer, a hook, a subclass or another aggregation needs each message."""
+    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
+        """Return True if torch.jit.trace, an explainer, a hook, a subclass or another aggregation needs messages."""
         return (
-            (is_traced(edge_index) and not self._compiles(x, ends, edge_index, edge_attr))
-            or torch.jit.is_tracing()
+            torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
             or type(self.aggr_module) is not SumAggregation

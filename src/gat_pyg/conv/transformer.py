@@ -211,9 +211,9 @@ class TransformerConv(_AttentionConv):
                 return out, with_loops.set_value(alpha, layout="coo")
         return out
 
-    def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
+    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         dropped = weights and self.training and drops(self.dropout)  # alpha is returned before dropout
-        return dropped or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
+        return dropped or super()._needs_messages(x, edge_index, edge_attr, weights)
 
     def _attend(self, x: Any, ends: Ends, *args: Any) -> Tuple[Tensor, Any, Any]:
         out, adjacency, alpha = super()._attend(x, ends, *args)
