@@ -473,7 +473,7 @@ class _AttentionConv(MessagePassing):
         return edge_index[:, :num_edges], edge_attr[:num_edges]
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
-        """From the operation's output to the layer's; `spent`: whether `out` may be overwritten."""
+        """Map the operation's output to the layer's; `spent`: whether `out` may be overwritten."""
         return self._combine(out, res, self.bias, spent)
 
     def _combine(self, out: Tensor, res: OptTensor, bias: OptTensor, spent: bool) -> Tensor:
