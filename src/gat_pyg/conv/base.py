@@ -174,15 +174,15 @@ class _AttentionConv(MessagePassing):
                 tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
             ):
                 return None
-        rows = (src if inputs.x_dst is None else inputs.x_dst).size(0)
+        num_dst = (src if inputs.x_dst is None else inputs.x_dst).size(0)
         if inputs.x_dst is None and size is not None:
-            rows = min(rows, size[1])
-        num_src, num_dst = _graph_size(src.size(0), rows, edge_index, size)
+            num_dst = min(num_dst, size[1])
+        num_src, num_dst = _graph_size(src.size(0), num_dst, edge_index, size)
         edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
         if edge_attr is not None:
             has_loops = edges.num_edges < edges.num_rows
-            rows = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
-            inputs = inputs._replace(edge_attr=rows)
+            edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
+            inputs = inputs._replace(edge_attr=edge_attr)
         edge_weight = self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index))
         dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
         seed = draw_seed(src.device, dropout) if drops(dropout) else None
@@ -217,9 +217,9 @@ class _AttentionConv(MessagePassing):
 
     def _overrides_a_step(self) -> bool:
         """Return True if a step of message passing is neither this package's, nor PyG's or made from its template."""
-        own, kind = self.__dict__, type(self)
+        attributes, kind = self.__dict__, type(self)
         # torch 2.10 cannot compile `self.message.__module__`
-        steps = tuple([own[step] if step in own else getattr(kind, step) for step in _STEPS])
+        steps = tuple([attributes[step] if step in attributes else getattr(kind, step) for step in _STEPS])
         known = _are_known.__wrapped__ if is_compiling() else _are_known
         return not known(steps, f"{kind.__module__}_{kind.__name__}")
 
@@ -549,8 +549,8 @@ def _loop_features(
 ) -> Tensor:
     """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
 
-    Compiled code may add in any order. `graph` is the caller's `edge_index`; with `has_loops`, the last node stands for
-    both ends of its loops.
+    Compiled code may add in any order. `graph` is the caller's `edge_index`; with `has_loops`, both ends of its loops
+    are the last node in `edge_index`.
     """
     if not (is_remote(edge_attr) and isinstance(fill_value, str) and fill_value in ("add", "sum", "mean")):
         return compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)

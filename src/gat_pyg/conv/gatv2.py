@@ -238,8 +238,8 @@ class GATv2Conv(_AttentionConv):
         lin, lin_dst, *others = linears
         of_dst = (None, None) if self.share_weights else (lin_dst.weight, lin_dst.bias)
         weights = [None if each is None else each.weight for each in others]
-        own = lin.weight, lin.bias, *of_dst, *weights, self.att, self.bias
-        return _Inputs._make((x, x_dst, edge_attr, *own))
+        parameters = lin.weight, lin.bias, *of_dst, *weights, self.att, self.bias
+        return _Inputs._make((x, x_dst, edge_attr, *parameters))
 
     def _linears(self) -> Any:
         return self.lin_l, self.lin_r, self.lin_edge, self.res

@@ -301,7 +301,6 @@ class TransformerConv(_AttentionConv):
         *of_nodes, lin_edge, lin_beta = linears
         both = [tensor for lin in of_nodes for tensor in ((None, None) if lin is None else (lin.weight, lin.bias))]
         ends = [None if lin is None else lin.weight for lin in (lin_edge, lin_beta)]
-        edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
         return _Inputs._make((x, x_dst, edge_attr, *both, *ends))
 
     def _linears(self) -> Any:

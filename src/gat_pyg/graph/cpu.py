@@ -29,8 +29,8 @@ def sum_words(words: Any, first: int) -> Any:
 def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, ids: Any, facts: Any) -> None:
     """Copy the rows of an edge list, append loops, and collect the facts of the edges; `num_loops` -1: none replaced.
 
-    The facts are the number of edges of the list, the lowest and the highest id of their src, and the same of dst. The
-    ids, without `num_loops` -1, are of each row the number of edges before it, and of the loops those after the edges.
+    The facts are the number of edges of the list, the lowest and the highest id of their src, and the same of dst. If
+    loops are replaced, `ids` has the index of each row in the list without its own loops, then those of the added ones.
     """
     size, count = src.size, 0
     low_src, high_src, low_dst, high_dst = NARROW, -1, NARROW, -1
@@ -79,7 +79,7 @@ def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, grouped:
 def _group(
     src: Any, dst: Any, num_loops: int, num_src: int, rows: Any, ids: Any, pointer: Any, grouped: Any, facts: Any
 ) -> None:
-    """`_read`, and if every id is that of a node, `_sort`; `rows` has each src, then each dst."""
+    """`_read`, then `_sort` if each id is that of a node; `rows` has the src of all rows, then their dst."""
     size, added = src.size, max(num_loops, 0)
     rows_src, rows_dst = rows[: size + added], rows[size + added :]
     _read(src, dst, num_loops, rows_src, rows_dst, ids, facts)
@@ -95,7 +95,7 @@ def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype
 
     Returns:
         The rows; the dropout ids, or None; the pointer of the rows grouped by dst, and of each edge its dst, src and
-        row; the facts to check the ids by. If an id is not that of a node, only the rows and facts have values.
+        row; the facts to check the ids by. If an id is not that of a node, nothing but the rows and facts is set.
     """
     if index.dtype not in (torch.int32, torch.int64) or dtype == torch.int64:
         index = index.long()
@@ -105,10 +105,10 @@ def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype
     rows, grouped = empty(2, total, dtype=dtype), empty(3 * total, dtype=dtype)
     ids = empty(total if replaces else 0, dtype=dtype)
     pointer = empty(num_dst + 1, dtype=torch.int64).zero_()
-    found, ends = np.empty(5, np.int64), elements(index)
+    values, ends = np.empty(5, np.int64), elements(index)
     results = map(elements, (rows, ids, pointer, grouped))
-    _group(ends[:size], ends[size:], num_loops, num_src, *results, found)
-    facts = dict(zip(("edges", "lowest src", "highest src", "lowest dst", "highest dst"), found.tolist(), strict=True))
+    _group(ends[:size], ends[size:], num_loops, num_src, *results, values)
+    facts = dict(zip(("edges", "lowest src", "highest src", "lowest dst", "highest dst"), values.tolist(), strict=True))
     loops = size - facts["edges"] if replaces else 0
     by_dst = grouped[: 3 * (total - loops)].view(3, total - loops).unbind()
     return rows, ids if loops else None, (pointer, *by_dst), facts
