@@ -118,6 +118,20 @@ def test_fake_tensors_have_the_shape_of_the_output(name: str) -> None:
     assert out.shape == (N, 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "linear_map"), [("GATConv", "lin"), ("GATv2Conv", "res"), ("TransformerConv", "lin_beta")]
+)
+def test_a_bias_that_is_added_to_a_linear_map_counts(name: str, linear_map: str) -> None:
+    options = {"beta": True} if name == "TransformerConv" else {"residual": True}
+    layer = getattr(gat_pyg, name)(6, 3, heads=2, **options)
+    x, edge_index = torch.randn(N, 6), torch.randint(0, N, (2, E))
+    lin = getattr(layer, linear_map)
+    lin.bias = torch.nn.Parameter(torch.ones(lin.weight.size(0)))
+    out = layer(x, edge_index)
+    layer.backend = "segment"
+    assert_close(out, layer(x, edge_index))
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_the_gradient_of_linear_maps_is_autograds(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of small products and of large ones, which are oneDNN's; of several weights, and of the first rows of x."""

@@ -169,6 +169,9 @@ class _AttentionConv(MessagePassing):
             if lin is not None and not _computes_a_product(lin):
                 return None
         inputs = self._inputs(x, edge_attr, linears)
+        for lin in linears:
+            if lin is not None and lin.bias is not None and all(lin.bias is not each for each in inputs):
+                return None  # a bias that was added later, which `_before` does not read
         for tensor in inputs:
             if tensor is not None and (
                 tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
