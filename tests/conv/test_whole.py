@@ -132,6 +132,19 @@ def test_a_bias_that_is_added_to_a_linear_map_counts(name: str, linear_map: str)
     assert_close(out, layer(x, edge_index))
 
 
+@pytest.mark.parametrize("linear_map", ["lin_key", "lin_value"])
+def test_keys_or_values_without_a_bias(linear_map: str) -> None:
+    layer = gat_pyg.TransformerConv(6, 3, heads=2).double()
+    getattr(layer, linear_map).bias = None
+    x, edge_index = torch.randn(N, 6, dtype=torch.double), torch.randint(0, N, (2, E))
+    results = []
+    for backend in ("fused", "segment"):
+        layer.backend = backend
+        out = layer(x, edge_index)
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
+    assert_close(*results)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_the_gradient_of_linear_maps_is_autograds(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of small products and of large ones, which are oneDNN's; of several weights, and of the first rows of x."""

@@ -311,9 +311,12 @@ class TransformerConv(_AttentionConv):
         H, C = self.heads, self.out_channels
         x, end = inputs.x, inputs.x if inputs.x_dst is None else inputs.x_dst
         query = product(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
-        weight = torch.cat([inputs.weight_key, inputs.weight_value])
-        bias = None if inputs.bias_key is None else torch.cat([inputs.bias_key, inputs.bias_value])
-        key, value = product(x, weight, bias).view(-1, 2, H, C).unbind(1)
+        weights, biases = (inputs.weight_key, inputs.weight_value), (inputs.bias_key, inputs.bias_value)
+        if (biases[0] is None) == (biases[1] is None):
+            both = product(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+            key, value = both.view(-1, 2, H, C).unbind(1)
+        else:
+            key, value = (product(x, *each).view(-1, H, C) for each in zip(weights, biases, strict=True))
         score = Dot(query, key)
         if inputs.edge_attr is not None:
             of_edges = _by_head(query, inputs.weight_edge.view(H, C, -1))
