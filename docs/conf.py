@@ -55,7 +55,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(gat_pyg\.)?.*\._\w+(\.\w+)?"),  # private base classes, and those of private modules
     (
         "py:class",
-        r"Kind|Number|Panels|Rows|Scale|Split|Weights|dataclasses\.InitVar",
+        r"Kind|Number|Panels|(gat_pyg\.experiments\.uncertainty\.)?Rows|Scale|Split|Weights|dataclasses\.InitVar",
     ),  # aliases, and what the inventory of Python lacks
     ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation

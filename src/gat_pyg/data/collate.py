@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -35,7 +35,7 @@ class Collate:
         [[[0, 2], [1, 3]], [[0], [1]]]
     """
 
-    def __init__(self, graphs: Sequence[Data], exclude_keys: Collection[str] = ()) -> None:
+    def __init__(self, graphs: Sequence[Data], exclude_keys: Sequence[str] = ()) -> None:
         self.graphs, self._excluded = graphs, [*exclude_keys]
 
     @cached_property
