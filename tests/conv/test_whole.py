@@ -70,7 +70,7 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
     """With features that depend on the layer's own parameters, and that are those of both ends."""
     torch.manual_seed(0)
     edge_index = torch.randint(0, N, (2, E))
-    layer = getattr(gat_pyg, name)((6, 6), 3, heads=2).double()
+    layer = getattr(gat_pyg, name)((6, 6), 5, heads=3).double()
     x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
     hidden = layer((x, x), edge_index).tanh()
     total, inputs = layer((hidden, hidden), edge_index).square().sum(), [x, *layer.parameters()]
@@ -82,7 +82,7 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
 def test_transforms_of_a_recorded_gradient(name: str) -> None:
     """`torch.func.vmap` and forward mode over a gradient whose forward pass ran before."""
     torch.manual_seed(0)
-    layer = getattr(gat_pyg, name)(6, 3, heads=2, dropout=0.5).double()
+    layer = getattr(gat_pyg, name)(6, 5, heads=3, dropout=0.5).double()
     x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
     out = layer(x, torch.randint(0, N, (2, E)))
 
@@ -100,7 +100,7 @@ def test_transforms_of_a_recorded_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
 def test_sparse_features_of_one_end(name: str) -> None:
     torch.manual_seed(0)
-    layer, edge_index = getattr(gat_pyg, name)((6, 6), 3, heads=2).double(), torch.randint(0, N, (2, E))
+    layer, edge_index = getattr(gat_pyg, name)((6, 6), 5, heads=3).double(), torch.randint(0, N, (2, E))
     x = torch.randn(N, 6, dtype=torch.double)
     results = []
     for ends in ((x, x), (x, x.to_sparse_csr()), (x.to_sparse_csr(), x)):
@@ -113,9 +113,9 @@ def test_sparse_features_of_one_end(name: str) -> None:
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
 def test_fake_tensors_have_the_shape_of_the_output(name: str) -> None:
     with FakeTensorMode():
-        layer = getattr(gat_pyg, name)(6, 3, heads=2)
+        layer = getattr(gat_pyg, name)(6, 5, heads=3)
         out = layer(torch.randn(N, 6), torch.zeros(2, E, dtype=torch.long))
-    assert out.shape == (N, 6)
+    assert out.shape == (N, 15)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_fake_tensors_have_the_shape_of_the_output(name: str) -> None:
 )
 def test_a_bias_that_is_added_to_a_linear_map_counts(name: str, linear_map: str) -> None:
     options = {"beta": True} if name == "TransformerConv" else {"residual": True}
-    layer = getattr(gat_pyg, name)(6, 3, heads=2, **options)
+    layer = getattr(gat_pyg, name)(6, 5, heads=3, **options)
     x, edge_index = torch.randn(N, 6), torch.randint(0, N, (2, E))
     lin = getattr(layer, linear_map)
     lin.bias = torch.nn.Parameter(torch.ones(lin.weight.size(0)))
@@ -134,7 +134,7 @@ def test_a_bias_that_is_added_to_a_linear_map_counts(name: str, linear_map: str)
 
 @pytest.mark.parametrize("linear_map", ["lin_key", "lin_value"])
 def test_keys_or_values_without_a_bias(linear_map: str) -> None:
-    layer = gat_pyg.TransformerConv(6, 3, heads=2).double()
+    layer = gat_pyg.TransformerConv(6, 5, heads=3).double()
     getattr(layer, linear_map).bias = None
     x, edge_index = torch.randn(N, 6, dtype=torch.double), torch.randint(0, N, (2, E))
     results = []
