@@ -16,9 +16,11 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.additive import cpu_ends
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
+from gat_pyg.conv import gat
 from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
 from gat_pyg.features.pattern import Pattern
@@ -30,7 +32,7 @@ from tests.graphs import Graph
 from tests.laws import SIZES
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
-MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
+MODULES = [additive, cpu_ends, pair, cpu_edges, steps, features, rows, structure]
 DOT = "x x_dst"
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
@@ -48,12 +50,12 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
                     monkeypatch.setattr(module, name, noted(value))
         return ran
 
-    def noted(kernel: Any) -> Callable[..., None]:
+    def noted(kernel: Any) -> Callable[..., Any]:
         run = interpreter.interpreted(kernel)
 
-        def call(*args: Any) -> None:
+        def call(*args: Any) -> Any:
             ran.add(f"{kernel.__module__}.{kernel.__name__}")
-            run(*args)
+            return run(*args)
 
         return call
 
@@ -98,6 +100,15 @@ def sparse_results(dtype: torch.dtype) -> list[Tensor]:
 LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])
 
 
+@torch.no_grad()
+def head_scores(heads: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
+    """a . z of each head of a few nodes, and the gradients."""
+    rng = torch.Generator().manual_seed(0)
+    z, grad = (torch.randn(5, heads, channels, dtype=dtype, generator=rng) for _ in range(2))
+    a, of = (torch.randn(*size, dtype=dtype, generator=rng) for size in ((1, heads, channels), (5, heads)))
+    return [gat._dots(z, a), gat._dots_back(z, a, of, grad), grad]
+
+
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Results that take every kernel: of the CPU kernels, or of plain torch."""
     heads, channels = SIZES[dtype]
@@ -105,7 +116,9 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
         if backend != "fused":
             patch.setattr(mask, "missing_reason", lambda _: "not now")
             patch.setattr(products, "_weighted_rows", lambda *_: None)
+            patch.setattr(gat, "_few_kernels", lambda _: None)
         every = sparse_results(dtype)
+        every += [result for width in (channels, 19) for result in head_scores(heads, width, dtype)]
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)

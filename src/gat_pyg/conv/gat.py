@@ -20,6 +20,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear, product
 from ..features.sparse import SparseFeatures, is_sparse_features
+from ..kernels.device import load_kernels
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
@@ -417,7 +418,7 @@ class GATConv(_AttentionConv):
             scores = F.linear(x, _folded(torch.cat([a_src, a_dst]), weight))
             score_src, score_dst = scores[:, :H], scores[:num_dst, H:]
         else:
-            score_src, score_dst = (z * a_src).sum(-1), (self._z_dst(inputs, z, num_dst) * a_dst).sum(-1)
+            score_src, score_dst = _dots(z, a_src), _dots(self._z_dst(inputs, z, num_dst), a_dst)
         if edge_attr is not None and a_edge is not None:
             score_edge = F.linear(edge_attr, _folded_edge(a_edge, weight_edge.view(H, C, -1)))
         if weight_res is not None:
@@ -441,14 +442,16 @@ class GATConv(_AttentionConv):
         grad, of_src, of_dst, of_edge = of["x"], of["score_src"], of["score_dst"], of["score_edge"]
         folded = of_src is not None and self._shares_folds(inputs)
         if of_src is not None and not folded:
-            grad = grad.addcmul_(of_src.unsqueeze(2), a_src)
-            grads["a_src"] = _over_nodes(of_src, z)
-            grads["a_dst"] = _over_nodes(of_dst, self._z_dst(inputs, z, of_dst.size(0)))
-            if x_dst is None and weight_dst is None:
-                grad[: of_dst.size(0)].addcmul_(of_dst.unsqueeze(2), a_dst)
-            else:
+            z_dst = self._z_dst(inputs, z, of_dst.size(0))
+            is_one = x_dst is None and weight_dst is None
+            of_z_dst = grad[: of_dst.size(0)] if is_one else torch.zeros_like(z_dst)
+            grads["a_src"], grads["a_dst"] = (
+                _dots_back(z, a_src, of_src, grad),
+                _dots_back(z_dst, a_dst, of_dst, of_z_dst),
+            )
+            if not is_one:
                 ends = "x" if x_dst is None else "x_dst", "weight" if weight_dst is None else "weight_dst"
-                grads.of_linear((of_dst.unsqueeze(2) * a_dst).flatten(1), *ends)
+                grads.of_linear(of_z_dst.flatten(1), *ends)
         grads.of_linear(grad.flatten(1), "x", "weight")
         if folded:
             both, per_head = torch.cat([a_src, a_dst]), weight.view(H, C, -1)
@@ -477,9 +480,24 @@ def _folded(both: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(both.transpose(0, 1), per_head).transpose(0, 1).flatten(0, 1)
 
 
-def _over_nodes(of_score: Tensor, z: Tensor) -> Tensor:
-    """sum_i s_i z_i of each head, `[N, H]` and `[N, H, C]` to `[1, H, C]`."""
+def _dots(z: Tensor, a: Tensor) -> Tensor:
+    """Return <a, z_i> of each head, `[N, H, C]` and `[1, H, C]` to `[N, H]`."""
+    kernels = _few_kernels(z)
+    return (z * a).sum(-1) if kernels is None else kernels.dots(z, a)
+
+
+def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
+    """Add the gradient of `_dots` to that of z, and return that of a."""
+    if (kernels := _few_kernels(z)) is not None:
+        return kernels.dots_back(z, a, of_score, grad)
+    grad.addcmul_(of_score.unsqueeze(2), a)
     return torch.bmm(of_score.t().unsqueeze(1), z.transpose(0, 1)).transpose(0, 1)
+
+
+def _few_kernels(z: Tensor) -> Any:
+    """Return the compiled kernels that compute the scores of few features at once; None in a differentiable call."""
+    is_few = z.numel() <= _FEW and z.is_cpu and not torch.is_grad_enabled()
+    return load_kernels("attention.additive", "cpu") if is_few else None
 
 
 def _folded_edge(att: Tensor, weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu.cache import compiled
-from .memory import elements, empty
+from .memory import elements
 
 NARROW = torch.iinfo(torch.int32).max
 
@@ -53,13 +53,11 @@ def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, ids:
 
 
 @compiled
-def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, grouped: Any) -> None:
+def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, others: Any, perm: Any) -> None:
     """Group rows by their key, in order; `pointer` is zeros. Of the rows before `replaced`, loops are left out.
 
-    `grouped` has the other end of each edge, then the row of each.
+    `keys` (optional) and `others` have the ends of each edge, `perm` its row.
     """
-    count = keys.size
-    others, perm = grouped[:count], grouped[count:]
     for e in range(key.size):
         if e >= replaced or key[e] != other[e]:
             pointer[key[e] + 1] += 1
@@ -68,7 +66,9 @@ def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, grouped:
     for e in range(key.size):
         if e >= replaced or key[e] != other[e]:
             at = pointer[key[e]]  # the end of the edges so far
-            keys[at], others[at], perm[at] = key[e], other[e], e
+            others[at], perm[at] = other[e], e
+            if keys is not None:
+                keys[at] = key[e]
             pointer[key[e]] = at + 1
     for node in range(pointer.size - 1, 0, -1):  # each has moved to where the next began
         pointer[node] = pointer[node - 1]
@@ -76,47 +76,59 @@ def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, grouped:
 
 
 @compiled
-def _group(
-    src: Any, dst: Any, num_loops: int, num_src: int, rows: Any, ids: Any, pointer: Any, grouped: Any, facts: Any
-) -> None:
-    """`_read`, then `_sort` if each id is that of a node; `rows` has the src of all rows, then their dst."""
-    size, added = src.size, max(num_loops, 0)
-    rows_src, rows_dst = rows[: size + added], rows[size + added :]
-    _read(src, dst, num_loops, rows_src, rows_dst, ids, facts)
+def _group(src: Any, dst: Any, num_loops: int, rows: Any, ids: Any, by_dst: Any, by_src: Any, facts: Any) -> Any:
+    """`_read`, then `_sort` by dst if each id is that of a node, and by src if there is room for it.
+
+    Returns the number of edges with loops, or -1 for an id that is not that of a node.
+    """
+    rowptr, dsts, srcs, perm = by_dst
+    colptr, dst_by_src, place = by_src
+    _read(src, dst, num_loops, rows[0], rows[1], ids, facts)
     count = facts[0]
-    if count == 0 or (facts[1] >= 0 and facts[2] < num_src and facts[3] >= 0 and facts[4] < pointer.size - 1):
-        edges = count + added
-        replaced = size if count < size else 0
-        _sort(rows_dst, rows_src, replaced, pointer, grouped[:edges], grouped[edges : 3 * edges])
+    if count > 0 and not (
+        facts[1] >= 0 and facts[2] < colptr.size - 1 and facts[3] >= 0 and facts[4] < rowptr.size - 1
+    ):
+        return -1
+    edges = count + max(num_loops, 0)
+    _sort(rows[1], rows[0], src.size if count < src.size else 0, rowptr, dsts, srcs, perm)
+    if place.size >= edges:
+        _sort(srcs[:edges], dsts[:edges], 0, colptr, None, dst_by_src, place)
+    return edges
 
 
-def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), grouped by dst.
+def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype: torch.dtype, both: bool) -> Any:
+    """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), grouped by dst, if `both` by src too.
 
     Returns:
         The rows; the dropout ids, or None; the pointer of the rows grouped by dst, and of each edge its dst, src and
-        row; the facts to check the ids by. If an id is not that of a node, nothing but the rows and facts is set.
+        row; the pointer of these edges grouped by src, and of each its dst and place, or None. If an id is not that of
+        a node, instead the facts to check the ids by.
     """
     if index.dtype not in (torch.int32, torch.int64) or dtype == torch.int64:
         index = index.long()
     index = index.contiguous()
-    size, replaces = index.size(1), num_loops >= 0
+    size, kind = index.size(1), np.int32 if dtype == torch.int32 else np.int64
     total = size + max(num_loops, 0)
-    rows, grouped = empty(2, total, dtype=dtype), empty(3 * total, dtype=dtype)
-    ids = empty(total if replaces else 0, dtype=dtype)
-    pointer = empty(num_dst + 1, dtype=torch.int64).zero_()
-    values, ends = np.empty(5, np.int64), elements(index)
-    results = map(elements, (rows, ids, pointer, grouped))
-    _group(ends[:size], ends[size:], num_loops, num_src, *results, values)
-    facts = dict(zip(("edges", "lowest src", "highest src", "lowest dst", "highest dst"), values.tolist(), strict=True))
-    loops = size - facts["edges"] if replaces else 0
-    by_dst = grouped[: 3 * (total - loops)].view(3, total - loops).unbind()
-    return rows, ids if loops else None, (pointer, *by_dst), facts
+    rows, ids, facts = np.empty((2, total), kind), np.empty(total if num_loops >= 0 else 0, kind), np.empty(5, np.int64)
+    by_dst = np.zeros(num_dst + 1, np.int64), np.empty(total, kind), np.empty(total, kind), np.empty(total, kind)
+    room = total if both else 0
+    by_src = np.zeros(num_src + 1, np.int64), np.empty(room, kind), np.empty(room, kind)
+    ends = elements(index)
+    edges = _group(ends[:size], ends[size:], num_loops, rows, ids, by_dst, by_src, facts)
+    if edges < 0:
+        names = "edges", "lowest src", "highest src", "lowest dst", "highest dst"
+        return dict(zip(names, facts.tolist(), strict=True))
+
+    def tensors(pointer: Any, *per_edge: Any) -> tuple[Tensor, ...]:
+        return torch.from_numpy(pointer), *[torch.from_numpy(each[:edges]) for each in per_edge]
+
+    tensor = torch.from_numpy
+    return tensor(rows), tensor(ids) if edges < total else None, tensors(*by_dst), tensors(*by_src) if both else None
 
 
 def sort_edges(key: Tensor, other: Tensor, num_keys: int) -> tuple[Tensor, ...]:
     """Return the `[num_keys + 1]` pointer of rows grouped by key, and of each its other end and row."""
-    pointer, grouped = empty(num_keys + 1, dtype=torch.int64).zero_(), empty(2, key.numel(), dtype=key.dtype)
-    keys = np.empty(key.numel(), str(key.dtype).removeprefix("torch."))
-    _sort(elements(key), elements(other), 0, elements(pointer), keys, elements(grouped))
-    return pointer, *grouped.unbind()
+    ends, pointer = elements(key), np.zeros(num_keys + 1, np.int64)
+    others, perm = np.empty_like(ends), np.empty_like(ends)
+    _sort(ends, elements(other), 0, pointer, None, others, perm)
+    return torch.from_numpy(pointer), torch.from_numpy(others), torch.from_numpy(perm)

@@ -19,6 +19,7 @@ from .remembered import _beneath, _lasting, _outside
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
 _INT32_MAX = torch.iinfo(torch.int32).max
+_FEW = 1 << 16  # edges that are grouped by src at once if autograd is on: the call would take longer
 SPLIT = 256  # edges; the CUDA kernels split longer rows into chunks
 
 
@@ -94,8 +95,10 @@ class Edges:
         index = _beneath(index)
         check_edge_index(index)
         if (cpu := _cpu_kernels(index)) is not None:
+            num_loops = -1 if num_loops is None else num_loops
+            both = torch.is_grad_enabled() and index.size(1) < _FEW
             with _outside():
-                return cls._counted(cpu, index.detach(), num_src, num_dst, -1 if num_loops is None else num_loops)
+                return cls._counted(cpu, index.detach(), num_src, num_dst, num_loops, both)
         size, added = index.size(1), num_loops or 0
         dtype = _id_dtype(num_src, num_dst, size + added)
         if num_loops is None:
@@ -126,13 +129,18 @@ class Edges:
         return edges._with_columns(columns)
 
     @classmethod
-    def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int) -> Edges:
-        """Group an edge list on a CPU; `num_loops`: the loops that replace its own, or -1."""
+    def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int, both: bool) -> Edges:
+        """Group an edge list on a CPU, if `both` by src too; `num_loops`: the loops that replace its own, or -1."""
         dtype = _id_dtype(num_src, num_dst, index.size(1) + max(num_loops, 0))
-        rows, ids, (rowptr, dst, src, perm), facts = cpu.group_edges(index, num_loops, num_src, num_dst, dtype)
-        check_ids(facts, "src", num_src)
-        check_ids(facts, "dst", num_dst)
-        return cls(rows, rowptr, src, dst, perm, num_src, num_dst, ids)
+        grouped = cpu.group_edges(index, num_loops, num_src, num_dst, dtype, both)
+        if isinstance(grouped, dict):
+            check_ids(grouped, "src", num_src)
+            check_ids(grouped, "dst", num_dst)
+        rows, ids, (rowptr, dst, src, perm), by_src = grouped
+        edges = cls(rows, rowptr, src, dst, perm, num_src, num_dst, ids)
+        if by_src is not None:
+            vars(edges)["transpose"] = by_src
+        return edges
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
@@ -196,9 +204,9 @@ class Edges:
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
         """The CSC form, grouped by src: `(colptr [N_src + 1], dst [E], index of each edge in the CSR form [E])`.
 
-        Built on first use on a CPU, where an undirected graph shares colptr and dst with rowptr and src; on other
-        devices with the edges, whose long rows by src it shows. There the comparison would cost a sync, and sharing
-        would save only 4 bytes per edge.
+        Built on a CPU on first use, where a large undirected graph shares colptr and dst with rowptr and src; of few
+        edges, and on other devices, with the edges. There the comparison would cost a sync, and sharing would save
+        only 4 bytes per edge.
         """
         with _lasting():
             if (cpu := _cpu_kernels(self.src)) is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_CPU = torch.device("cpu")
 _FIRST = 8  # an address below all tensors' and a multiple of every size: NumPy has no array at address 0
 _HUGE = 1 << 22  # bytes from which NumPy requests huge pages
 _LARGE = 1 << 22  # words, about 2 ms, below which one thread computes a checksum
@@ -71,7 +72,7 @@ def empty(*size: int, dtype: torch.dtype) -> Tensor:
     """
     memory, item = _memory(dtype)
     if math.prod(size) * item < _HUGE:
-        return torch.empty(size, dtype=dtype, device="cpu")
+        return torch.empty(*size, dtype=dtype, device=_CPU)
     return torch.from_numpy(np.empty(size, memory.dtype))
 
 

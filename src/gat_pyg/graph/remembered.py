@@ -76,7 +76,11 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
 
 def is_traced(graph: Any) -> bool:
     """Return True if nothing but shapes may be read: in compiled code, and of a meta or fake tensor."""
-    return torch.compiler.is_compiling() or (isinstance(graph, Tensor) and (graph.is_meta or is_fake(graph)))
+    if torch.compiler.is_compiling():
+        return True
+    if type(graph) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(graph):
+        return graph.is_meta  # without the many questions of `is_fake`
+    return isinstance(graph, Tensor) and (graph.is_meta or is_fake(graph))
 
 
 def set_result(function: Any, key: Tensor, result: Any) -> None:

@@ -57,6 +57,8 @@ from ..steps.cpu import (
     weighted_sum,
 )
 from . import Additive
+from .cpu_ends import dots as dots
+from .cpu_ends import dots_back as dots_back
 
 
 @inline

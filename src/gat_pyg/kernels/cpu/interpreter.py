@@ -50,16 +50,16 @@ class Memory:
         self.values[self.place(index)] = value
 
 
-def interpreted(kernel: Any) -> Callable[..., None]:
+def interpreted(kernel: Any) -> Callable[..., Any]:
     """Return a kernel, compiled or not, as a function that runs in Python and checks every access."""
     function: FunctionType = getattr(kernel, "py_func", kernel)
     names = [name.rstrip("_") for name in inspect.signature(function).parameters]
 
     @functools.wraps(function)
-    def run(*args: Any) -> None:
+    def run(*args: Any) -> Any:
         operands = [_checked(arg, f"{function.__name__}: {name}") for name, arg in zip(names, args, strict=True)]
         with np.errstate(all="ignore"):
-            _in_python(function)(*operands)
+            return _in_python(function)(*operands)
 
     return run
 

@@ -54,15 +54,23 @@ class Chunks(NamedTuple):
         return self.bounds, self.row, self.slot
 
 
+@compiled
+def _highest_degree(pointer: Any) -> Any:
+    """Return the number of edges of the longest row."""
+    highest = 0
+    for row in range(pointer.size - 1):
+        highest = max(highest, pointer[row + 1] - pointer[row])
+    return highest
+
+
 def _divide(pointer: np.ndarray) -> Chunks:
     num_rows, most = pointer.size - 1, int(pointer[-1])
     if most > SPLIT:
-        degree = np.diff(pointer)
-        most = int(degree.max())
+        most = int(_highest_degree(pointer))
     rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
     if most <= SPLIT:
         return Chunks(pointer, rows, rows, np.empty(0, np.int64), np.array([num_rows]), most)
-    chunks = np.maximum(1, -(-degree // SPLIT))
+    chunks = np.maximum(1, -(-np.diff(pointer) // SPLIT))
     long = np.flatnonzero(chunks > 1)
     first = num_rows + np.concatenate([[0], np.cumsum(chunks[long])])
     row = np.repeat(rows, chunks)
