@@ -70,8 +70,8 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
     """With features that depend on the layer's own parameters, and that are those of both ends."""
     torch.manual_seed(0)
     edge_index = torch.randint(0, N, (2, E))
-    layer = getattr(gat_pyg, name)((6, 6), 5, heads=3).double()
-    x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
+    layer = getattr(gat_pyg, name)((15, 15), 5, heads=3).double()
+    x = torch.randn(N, 15, dtype=torch.double, requires_grad=True)
     hidden = layer((x, x), edge_index).tanh()
     total, inputs = layer((hidden, hidden), edge_index).square().sum(), [x, *layer.parameters()]
     plain = torch.autograd.grad(total, inputs, retain_graph=True)
