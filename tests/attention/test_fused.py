@@ -516,7 +516,7 @@ def test_wide_ids(names: str, place: Place) -> None:
 
 # --- Offsets beyond 2^31. ---
 
-BY_NODE = {"x", "s", "d", "x_dst", "grad", "out", "out_plus", "lse", "mass_plus", "stats", "delta"}
+BY_NODE = {"x", "a", "scores", "s", "d", "x_dst", "grad", "out", "out_plus", "lse", "mass_plus", "stats", "delta"}
 BY_NODE |= {
     "grad_key",
     "key",
@@ -580,23 +580,21 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
         args = [elements(value) if isinstance(value, torch.Tensor) else value for value in passed]
         named = list(inspect.signature(kernel.py_func).parameters)[1:]
         near = [array for name, value in zip(named, args, strict=True) for array in arrays_of(value, name)]
-        start = first if kernel is additive._dense else 0
-        if kernel is pair._multiply_blocks:
-            start = first // pair.BLOCK
-            a, b, count, row, blocks = args
-            there = [far(a, count, first), far(b, count, first), far(blocks, 1, start)]
-            moved: list[Any] = [*there[:2], first + count, row, there[2]]
-        else:
-            there = [
-                far(value, graph.num_src, first)
-                if name in BY_NODE and value.size
-                else value + value.dtype.type(first)
-                if name in BY_ID
-                else value
-                for name, value in near
-            ]
-            arrays = iter(there)
-            moved = [replaced(value, name, arrays) for name, value in zip(named, args, strict=True)]
+        start = {additive._dense: first, steps._head_dots: first, pair._finish: first // pair.BLOCK}.get(kernel, 0)
+        there = [
+            far(value, graph.num_src, first)
+            if name in BY_NODE and value.size
+            else far(value, 1, start)
+            if name == "blocks"
+            else value + value.dtype.type(first)
+            if name in BY_ID
+            else value
+            for name, value in near
+        ]
+        arrays = iter(there)
+        moved = [replaced(value, name, arrays) for name, value in zip(named, args, strict=True)]
+        if "rows" in named:
+            moved[named.index("rows")] += first
         run(kernel, dtype, job, *args)
         kernel((start, start + job.bounds.size - 1, 0, 1, rows._buffers(job, dtype)), *moved)
         for (name, here), far_away in zip(near, there, strict=True):
@@ -612,7 +610,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
         near = additive._normalise, additive._collect, cpu_edges._backward_edges, cpu_edges._backward_lin
         (run if kernel in near else run_twice)(kernel, *rest)
 
-    for module in (rows, additive, pair, cpu_edges):
+    for module in (rows, additive, pair, cpu_edges, steps):
         monkeypatch.setattr(module, "run", run_near)
     leaves = leaves_of(graph, 1, channels, names, torch.float32)
     edges = edges_of(graph)
@@ -621,8 +619,8 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     if names == ADDITIVE:
         assert seen == ["_forward", "_dense", "_backward"]
     else:
-        blocks = ["_multiply_blocks"] * 2 * ("att" in names.split())
-        assert seen == ["_forward", "_backward_dst", "_backward_src", *blocks]
+        blocks = ["_finish"] * 2 * ("att" in names.split())
+        assert seen == ["_forward", "_head_dots", "_backward_dst", "_backward_src", *blocks]
 
 
 # --- Scores of the features of both ends. ---
@@ -674,7 +672,7 @@ def test_the_same_bits_for_any_number_of_threads(
         submits.clear()
         runs.append(answer(leaves, edges, direction, dropout=0.3))
         started.append(len(submits))
-    kernels = 3 + 2 * ("att" in names.split()) + 2 * ("lin_edge" in names)
+    kernels = 3 + ("x_dst" in names.split()) + 2 * ("att" in names.split()) + 2 * ("lin_edge" in names)
     assert started == [kernels, kernels, 0, 2 * kernels]  # the caller is a thread too
     if "key" in leaves:  # of one product, which are read where they lie
         both = torch.stack([leaves["x"], leaves["key"]], 1)

@@ -16,7 +16,6 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
-from gat_pyg.attention.additive import cpu_ends
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
@@ -32,7 +31,7 @@ from tests.graphs import Graph
 from tests.laws import SIZES
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
-MODULES = [additive, cpu_ends, pair, cpu_edges, steps, features, rows, structure]
+MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
 DOT = "x x_dst"
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 

@@ -483,13 +483,13 @@ def _folded(both: Tensor, weight: Tensor) -> Tensor:
 def _dots(z: Tensor, a: Tensor) -> Tensor:
     """Return <a, z_i> of each head, `[N, H, C]` and `[1, H, C]` to `[N, H]`."""
     kernels = _few_kernels(z)
-    return (z * a).sum(-1) if kernels is None else kernels.dots(z, a)
+    return (z * a).sum(-1) if kernels is None else kernels.head_dots(kernels.Shape.of(z), z, a)
 
 
 def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
     """Add the gradient of `_dots` to that of z, and return that of a."""
     if (kernels := _few_kernels(z)) is not None:
-        return kernels.dots_back(z, a, of_score, grad)
+        return kernels.head_dots_back(kernels.Shape.of(z), z, a, of_score, grad)
     grad.addcmul_(of_score.unsqueeze(2), a)
     return torch.bmm(of_score.t().unsqueeze(1), z.transpose(0, 1)).transpose(0, 1)
 
@@ -497,7 +497,7 @@ def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
 def _few_kernels(z: Tensor) -> Any:
     """Return the compiled kernels that compute the scores of few features at once; None in a differentiable call."""
     is_few = z.numel() <= _FEW and z.is_cpu and not torch.is_grad_enabled()
-    return load_kernels("attention.additive", "cpu") if is_few else None
+    return load_kernels("attention.steps", "cpu") if is_few else None
 
 
 def _folded_edge(att: Tensor, weight: Tensor) -> Tensor:

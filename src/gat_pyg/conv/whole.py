@@ -52,13 +52,13 @@ class Grads(dict[str, Tensor]):
             of_x = product(grad, (weights[0] if len(names) == 1 else torch.cat(weights)).t())
             self.add(x, of_x if rows == values.size(0) else F.pad(of_x, (0, 0, 0, values.size(0) - rows)))
         if any(map(self.needs.get, names)):
-            self._add_each(names, self._of_weight(grad, x).split(sizes))
+            self._add_each(names, self._of_weight(grad, x), sizes)
         if any(map(self.needs.get, biases)):
-            self._add_each(biases, grad.sum(0).split(sizes))
+            self._add_each(biases, grad.sum(0), sizes)
 
-    def _add_each(self, names: Sequence[str], grads: Sequence[Tensor]) -> None:
-        for name, grad in zip(names, grads, strict=True):
-            self.add(name, grad)
+    def _add_each(self, names: Sequence[str], grad: Tensor, sizes: Sequence[int]) -> None:
+        for name, part in zip(names, grad.split(sizes) if len(sizes) > 1 else (grad,), strict=True):
+            self.add(name, part)
 
     def _of_weight(self, grad: Tensor, x: str) -> Tensor:
         """Return grad^T x. A large product transposes the narrower operand, and x once for all its products."""

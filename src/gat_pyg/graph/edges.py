@@ -19,7 +19,7 @@ from .remembered import _beneath, _lasting, _outside
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
 _INT32_MAX = torch.iinfo(torch.int32).max
-_FEW = 1 << 16  # edges that are grouped by src at once if autograd is on: the call would take longer
+_FEW = 1 << 16  # edges that are grouped by src too at once: a second call would take longer
 SPLIT = 256  # edges; the CUDA kernels split longer rows into chunks
 
 
@@ -96,7 +96,7 @@ class Edges:
         check_edge_index(index)
         if (cpu := _cpu_kernels(index)) is not None:
             num_loops = -1 if num_loops is None else num_loops
-            both = torch.is_grad_enabled() and index.size(1) < _FEW
+            both = index.size(1) < _FEW
             with _outside():
                 return cls._counted(cpu, index.detach(), num_src, num_dst, num_loops, both)
         size, added = index.size(1), num_loops or 0

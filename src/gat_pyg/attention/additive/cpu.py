@@ -57,8 +57,6 @@ from ..steps.cpu import (
     weighted_sum,
 )
 from . import Additive
-from .cpu_ends import dots as dots
-from .cpu_ends import dots_back as dots_back
 
 
 @inline

@@ -40,6 +40,7 @@ from ..steps.cpu import (
     clear,
     dots,
     each_tile,
+    head_dots,
     load_edges,
     load_end,
     load_factors,
@@ -285,16 +286,21 @@ def _backward_src(
 
 
 @compiled
-def _multiply_blocks(work: Any, a_: Any, b_: Any, rows: Any, row: Any, blocks_: Any) -> None:
-    """sum_n a_n b_n, element by element, over each block of `BLOCK` rows."""
+def _finish(work: Any, x_: Any, att_: Any, rows: Any, row: Any, sums_: Any, grad_x_: Any, blocks_: Any) -> None:
+    """For each block of `BLOCK` rows, sum_n x_n A_n, element by element, and att A_n: added to grad x, or as A."""
     first, last, model, models, _ = work
-    a, b, blocks = of_model((a_, b_, blocks_), model, models)
+    x, att, sums, grad_x, blocks = of_model((x_, att_, sums_, grad_x_, blocks_), model, models)
     for block in range(first, last):
         for c in range(row):
             blocks[block * row + c] = 0
         for n in range(block * BLOCK, min((block + 1) * BLOCK, rows)):
             for c in range(row):
-                blocks[block * row + c] += a[n * row + c] * b[n * row + c]
+                at = n * row + c
+                blocks[block * row + c] += x[at] * sums[at]
+                if grad_x_ is not None:
+                    grad_x[at] += att[c] * sums[at]
+                else:
+                    sums[at] *= att[c]
 
 
 class _Operands(NamedTuple):
@@ -433,7 +439,7 @@ def backward(
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     features = 0 if operands.p is None else operands.width
-    delta = shape.flat(torch.einsum("...c,...c->...", grad.to(lse.dtype), out.to(lse.dtype)))
+    delta = head_dots(Shape.of(out, grad), grad, out)
     g, g_u = shape.flat(grad[..., :channels] if features else grad), None
     weights, changes, signs = shape.empty(num_edges, heads), shape.empty(num_edges, heads), None
     grad_w, grad_u, grad_p = shape.empty(num_edges, heads) if needs[1] else None, None, None
@@ -484,8 +490,8 @@ def backward(
             grads["edge_attr"] = grad_u
         return grads | ({"x": grad_x.add_(grad_key)} if score.key is None else {"key": grad_key})
     # slots of long rows may follow the rows of the sums
-    grad_att = _column_dots(shape, operands.x, sums_src, edges.num_src)
-    grad_att += _column_dots(shape, operands.x_dst, sums_dst, edges.num_dst)
+    grad_att = _att_gradient(shape, operands, operands.x, edges.num_src, sums_src, values)
+    grad_att += _att_gradient(shape, operands, operands.x_dst, edges.num_dst, sums_dst, None)
     if score.edge_attr is not None and score.lin_edge is not None:
         each = num_edges, operands.ids, changes, signs
         if needs[4]:
@@ -493,17 +499,16 @@ def backward(
         spread = spread_edges(shape, operands.slope, operands.u, operands.width, *each)[..., : score.lin_edge.size(-1)]
         grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
         grads["lin_edge"] = (score.att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
-    wide = score.att.to(grad_x.dtype).unsqueeze(-3)
-    return grads | {"x": grad_x.addcmul_(grad_key, wide), "x_dst": of_dst.mul_(wide), "att": grad_att}
+    return grads | {"att": grad_att}
 
 
-def _column_dots(shape: Shape, a: Tensor, b: Tensor, rows: int) -> Tensor:
-    """Return sum_n a_n b_n `[..., H, C]` of two `[..., N, H, C]`, added up in the same order by any number of threads.
+def _att_gradient(shape: Shape, operands: _Operands, x: Any, rows: int, sums: Tensor, grad_x: Any) -> Tensor:
+    """Return sum_n x_n A_n `[..., H, C]`, added up in the same order by any number of threads, with `_finish`.
 
     A product of torch's would not be: MKL divides a long sum among its threads.
     """
     count, row = -(-rows // BLOCK), shape.heads * shape.channels
     blocks = shape.empty(count, shape.heads, shape.channels)
     job = Job(np.arange(count + 1), shape.models, 0, 2 * shape.models * rows * row)
-    run(_multiply_blocks, shape.dtype, job, a, b, rows, row, blocks)
+    run(_finish, shape.dtype, job, x, operands.att, rows, row, sums, grad_x, blocks)
     return shape.sum(blocks)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ...graph.memory import elements
+from ...graph.memory import elements, empty
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import Chunks, Shape
+from ...kernels.cpu.rows import Chunks, Job, Shape, run
 from ...kernels.cpu.vector import (
     LANES,
     deinterleave,
@@ -28,6 +29,7 @@ from ...kernels.cpu.vector import (
     only_if,
     per_feature,
     per_head,
+    pointer,
     prefetch,
     repeat,
     replace,
@@ -364,3 +366,98 @@ def merge(shape: Shape, chunks: Chunks, *results: Tensor | None) -> None:
         arrays = [None if each is None else elements(each) for each in results]
         for model in range(shape.models):
             _merge(model, shape.models, chunks.long, chunks.first, *arrays, shape.heads, shape.channels)
+
+
+@compiled
+def _head_dots(work: Any, sizes: Any, layout: Any, narrow: Any, x_: Any, a_: Any, apart: int, scores_: Any) -> None:
+    """<a_n, x_n> of each head for some rows; the rows of a are `apart` elements apart, 0 if it has only one."""
+    heads, channels = sizes
+    lanes, tile, ragged = layout
+    x, a, scores = pointer(x_, 0), pointer(a_, 0), pointer(scores_, 0)
+    width = 1 << len(tile)
+    whole = channels // width * width
+    for n in range(work[0], work[1]):
+        for head in range(0, heads, 1 << len(lanes)):
+            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+            row, at, to = n * heads + head, (n * heads + head) * channels, n * apart + head * channels
+            if narrow is not None:
+                store(scores, row, per_head(load(x, at, narrow, many) * load(a, to, narrow, many), lanes), count)
+            else:
+                for h in range(min(1 << len(lanes), heads - head)):
+                    total = splat(x, 0.0, tile)
+                    for c in range(h * channels, h * channels + whole, width):
+                        total = total + load(x, at + c, tile, None) * load(a, to + c, tile, None)
+                    if whole < channels:
+                        c, rest = h * channels + whole, channels - whole
+                        total = total + load(x, at + c, tile, rest) * load(a, to + c, tile, rest)
+                    scores[row + h] = lane_sum(total)
+
+
+@inline
+def _add_back(x: Any, a: Any, of: Any, at: Any, width: Any, count: Any, grad_x: Any, total: Any) -> Any:
+    """Add the terms of grad x = s a for a vector of features, and return `total` plus those of grad a = s x."""
+    store(grad_x, at, load(grad_x, at, width, count) + of * a, count)
+    return total + of * load(x, at, width, count)
+
+
+@compiled
+def _head_dots_back(
+    sizes: Any, layout: Any, narrow: Any, x_: Any, a_: Any, of_: Any, grad_x_: Any, grad_a_: Any
+) -> None:
+    """Add the gradient of `_head_dots` to that of x, and store that of a."""
+    heads, channels = sizes
+    lanes, tile, ragged = layout
+    x, a, of, grad_x, grad_a = pointer(x_, 0), pointer(a_, 0), pointer(of_, 0), pointer(grad_x_, 0), pointer(grad_a_, 0)
+    if narrow is not None:
+        for head in range(0, heads, 1 << len(lanes)):
+            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+            total, a_h = splat(x, 0.0, narrow), load(a, head * channels, narrow, many)
+            for n in range(head, of_.size, heads):
+                each = per_feature(load(of, n, lanes, count), narrow)
+                total = _add_back(x, a_h, each, n * channels, narrow, many, grad_x, total)
+            store(grad_a, head * channels, total, many)
+    else:
+        width = 1 << len(tile)
+        for h in range(heads):
+            for c in range(0, channels, width):
+                to = h * channels + c
+                total = splat(x, 0.0, tile)
+                if c + width <= channels:
+                    a_h = load(a, to, tile, None)
+                    for n in range(h, of_.size, heads):
+                        total = _add_back(x, a_h, of[n], n * channels + c, tile, None, grad_x, total)
+                    store(grad_a, to, total, None)
+                else:
+                    rest = channels - c
+                    a_h = load(a, to, tile, rest)
+                    for n in range(h, of_.size, heads):
+                        total = _add_back(x, a_h, of[n], n * channels + c, tile, rest, grad_x, total)
+                    store(grad_a, to, total, rest)
+
+
+def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:
+    """Return <a_n, x_n> of each head, `[..., N, H]`, of `[..., N, H, C]`; a may be the same for all rows."""
+    scores = empty(*x.shape[:-1], dtype=shape.wide)
+    rows, apart = scores.numel() // shape.heads, 0 if a.numel() < x.numel() else shape.heads * shape.channels
+    job = Job(np.arange(rows + 1), 1, 0, x.numel())
+    run(
+        _head_dots,
+        shape.dtype,
+        job,
+        shape.sizes,
+        shape.layout,
+        shape.narrow,
+        shape.flat(x),
+        shape.flat(a),
+        apart,
+        scores,
+    )
+    return scores
+
+
+def head_dots_back(shape: Shape, x: Tensor, a: Tensor, of: Tensor, grad_x: Tensor) -> Tensor:
+    """Add the gradient of `head_dots`, with one a for all rows, to that of x, and return that of a; by one thread."""
+    grad_a = torch.empty_like(a)
+    tensors: Any = shape.flat(x), shape.flat(a), shape.flat(of), grad_x, grad_a
+    _head_dots_back(shape.sizes, shape.layout, shape.narrow, *map(elements, tensors))
+    return grad_a

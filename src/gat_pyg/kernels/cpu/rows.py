@@ -264,6 +264,8 @@ class Shape(NamedTuple):
     def sum(self, blocks: Tensor) -> Tensor:
         """Return the sum over the rows, added up in their order."""
         axis = len(self.batch)
+        if blocks.size(axis) == 1:
+            return blocks.squeeze(axis)
         total = empty(*self.batch, *blocks.shape[axis + 1 :], dtype=self.wide)
         row = math.prod(blocks.shape[axis + 1 :])
         shaped = elements(blocks).reshape(self.models, blocks.size(axis), row)
