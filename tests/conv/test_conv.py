@@ -571,7 +571,7 @@ def test_output_is_finished_in_place_where_nobody_needs_it(
         return [result, *torch.autograd.grad((out * direction).sum(), [leaf, *layer.parameters()])]
 
     node = run()
-    monkeypatch.setattr(GATConv, "_whole", lambda *_: None)
+    monkeypatch.setattr(GATConv, "_tensors", lambda *_: None)
     results = []
     for allowed in (True, False):
         spent = []

@@ -8,12 +8,12 @@ import functools
 import inspect
 import numbers
 import typing
-from typing import Any, Callable, Iterable, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.aggr import SumAggregation
@@ -93,6 +93,9 @@ def check_names(names: Iterable[str], *targets: Callable[..., Any]) -> None:
 class _AttentionConv(MessagePassing):
     """The base of all layers: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
+    _NAMES: Any = ()  # of the parameters and linear maps
+    _bound = False  # whether these are tensors of an autograd node, see `conv.whole`
+
     def __init__(self, **kwargs: Any) -> None:
         check_names(kwargs, type(self), MessagePassing)
         super().__init__(node_dim=0, **kwargs)
@@ -110,26 +113,29 @@ class _AttentionConv(MessagePassing):
     def _run(
         self,
         x: Any,
-        ends: Ends,
-        res: OptTensor,
         edge_index: Any,
         edge_attr: OptTensor,
         edge_weight: OptTensor,
         weights: bool,
         size: Size = None,
     ) -> Any:
-        """Finish a forward outside of TorchScript, by the whole operation or by PyG's message passing.
+        """Compute a forward outside of TorchScript: as one autograd node, by the operation, or by PyG's messages.
 
         Args:
-            x: the layer's input.
-            ends: its projections.
-            res: the term that `_finish` adds.
-            edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
+            x, edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
             weights: whether to return alpha.
         """
-        if self._needs_messages(x, edge_index, edge_attr, weights) or (
-            is_traced(edge_index) and not self._compiles(x, ends, edge_index, edge_attr)
-        ):
+        traced, by_messages = is_traced(edge_index), self._needs_messages(x, edge_index, edge_attr, weights)
+        tensors = None if weights or traced or by_messages else self._tensors(x, edge_attr)
+        if tensors is not None:
+            rows = self._rows(x, edge_index, edge_attr, edge_weight, size, traced)
+            edges, tensors["edge_attr"], edge_weight = rows
+            dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
+            seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
+            return Whole.apply(Plan(self, edges, dropout, tuple(tensors)), seed, edge_weight, *tensors.values())
+
+        ends, res = self._project(x, size)
+        if by_messages or (traced and not self._compiles(x, ends, edge_index, edge_attr)):
             out, edge_index, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
             if weights and alpha is None:
                 raise ValueError(
@@ -142,64 +148,65 @@ class _AttentionConv(MessagePassing):
                 )
             out = self._finish(out, res)
         else:
-            out, edge_index, alpha = self._attend(x, ends, edge_index, edge_attr, edge_weight, weights, size)
+            edges, edge_attr, edge_weight = self._rows(x, edge_index, edge_attr, edge_weight, size, traced)
+            score = self._score(x, ends, edge_attr)
+            if score is None:
+                score = edge_scores(self.mechanism, *ends[:2], edge_attr, edges)
+            result: Any = attend(
+                ends[0],
+                score,
+                self._drop_edges(edges),
+                edge_weight=edge_weight,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+                return_attention_weights=weights,
+            )
+            out, alpha = result if weights else (result, None)
             out = self._finish(out, res, not is_compiling() and is_spent(out))
+            if score.edge_values is not None:  # which autocast does not round
+                out, alpha = out.to(ends[0].dtype), None if alpha is None else alpha.to(ends[0].dtype)
+            if weights:
+                edge_index, alpha = self._without_replaced(edge_index, edges, alpha)
         return (out, self._attention(edge_index, alpha)) if weights else out
 
-    def _whole(self, x: Any, edge_index: Any, edge_attr: OptTensor, edge_weight: OptTensor, weights: Any,
-               size: Size) -> OptTensor:  # fmt: skip
-        """Return the output of the layer as one autograd node, or None if it has to be computed otherwise."""
-        src = x if isinstance(x, Tensor) else x[0]
+    def _tensors(self, x: Any, edge_attr: OptTensor) -> Optional[Dict[str, OptTensor]]:
+        """Return the inputs and parameters by name; None if the layer cannot be one autograd node of them."""
+        src, dst = (x, None) if isinstance(x, Tensor) else x
         if (
-            weights
-            or is_traced(edge_index)
+            self.backend not in ("auto", "fused")
+            or src.dtype not in (torch.float32, torch.float64)
             or torch._C._are_functorch_transforms_active()
             or in_forward_mode()
-            or self.backend not in ("auto", "fused")
-            or src.dtype not in (torch.float32, torch.float64)
             or unsupported_reason(src) is not None
             or torch.is_autocast_enabled(src.device.type)
-            or self._needs_messages(x, edge_index, edge_attr, False)
+            or getattr(self, "mechanism", None) is not None
+            or (src is not x and dst is None)
         ):
             return None
-        if getattr(self, "mechanism", None) is not None or (src is not x and x[1] is None):
-            return None
-        linears = self._linears()
-        for lin in linears:
-            if lin is not None and not _computes_a_product(lin):
+        tensors = {"x": src, "x_dst": dst, "edge_attr": edge_attr}
+        parameters, modules = self._parameters, self._modules  # getattr looks there last
+        for name in self._NAMES:
+            value = parameters[name] if name in parameters else modules.get(name)
+            value = getattr(self, name) if value is None else value
+            if not isinstance(value, Module):
+                tensors[name] = value
+            elif not _computes_a_product(value):
                 return None
-        inputs = self._inputs(x, edge_attr, linears)
-        for lin in linears:
-            if lin is not None and lin.bias is not None and all(lin.bias is not each for each in inputs):
-                return None  # a bias that was added later, which `_before` does not read
-        for tensor in inputs:
+            else:
+                tensors[f"{name}.weight"], tensors[f"{name}.bias"] = value.weight, value.bias
+        for tensor in tensors.values():
             if tensor is not None and (
                 tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
             ):
                 return None
-        num_dst = (src if inputs.x_dst is None else inputs.x_dst).size(0)
-        if inputs.x_dst is None and size is not None:
-            num_dst = min(num_dst, size[1])
-        num_src, num_dst = _graph_size(src.size(0), num_dst, edge_index, size)
-        edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
-        if edge_attr is not None:
-            has_loops = edges.num_edges < edges.num_rows
-            edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
-            inputs = inputs._replace(edge_attr=edge_attr)
-        edge_weight = self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index))
-        dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
-        seed = draw_seed(src.device, dropout) if drops(dropout) else None
-        return Whole.apply(Plan(self, edges, dropout), seed, edge_weight, *inputs)
+        return tensors
 
-    def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
-        """Map the operation's output to the layer's, see `conv.whole`; `spent`: whether `out` may be overwritten."""
-        return self._combine(out, res, inputs.bias, spent)
-
-    def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+    def _after_back(self, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+        """Add the gradients of what `_finish` reads, and return that of the operation's output."""
         if grads.needs["bias"]:
             grads.add("bias", grad.sum(0))
-        if inputs.weight_res is not None:
-            grads.of_linear(grad, "x" if inputs.x_dst is None else "x_dst", "weight_res")
+        if self.res is not None:
+            grads.of_linear(grad, grads.end, "res")
         H, C = self.heads, self.out_channels
         return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
 
@@ -247,53 +254,32 @@ class _AttentionConv(MessagePassing):
         score = self._score(x, ends, edge_attr)
         return score is not None and (has_operator(self.backend, score, ends[0]) or (exporting and not drops))
 
-    def _attend(
-        self,
-        x: Any,
-        ends: Ends,
-        edge_index: Any,
-        edge_attr: OptTensor,
-        edge_weight: OptTensor,
-        weights: bool,
-        size: Size,
-    ) -> Tuple[Tensor, Any, Any]:
-        """Run the whole operation; arguments as of `_run`.
-
-        Returns:
-            The output `[N_dst, H, C]`; with `weights`, the adjacency with loops and alpha `[E, H]` in its order.
-        """
-        x_src, x_dst, _ = ends
-        num_dst = None if x_dst is None else x_dst.size(0)
-        num_src, num_dst = _graph_size(x_src.size(0), num_dst, edge_index, size)
+    def _rows(
+        self, x: Any, edge_index: Any, edge_attr: OptTensor, edge_weight: OptTensor, size: Size, traced: bool
+    ) -> Tuple[Any, OptTensor, OptTensor]:
+        """Return the neighbourhoods, and the features and weights of their rows; arguments as of `_run`."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
+        num_src, num_dst = src.size(0), None if dst is None else dst.size(0)
+        if src is x and size is not None:
+            num_dst = min(num_src, size[1])
+        num_src, num_dst = _graph_size(num_src, num_dst, edge_index, size)
         edges: Any = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
-        has_loops = True  # a compiler cannot know
-        if not is_traced(edge_index):
+        if not traced:
             edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
-            has_loops = edges.num_edges < edges.num_rows
         if edge_attr is not None:
+            has_loops = traced or edges.num_edges < edges.num_rows  # a compiler cannot know
             edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
-        score = self._score(x, ends, edge_attr)
-        if score is None:
-            score = edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
-        options: Any = {
-            "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index)),
-            "dropout": self.dropout if self.training else 0.0,
-            "backend": self.backend,
-        }
-        if not weights:
-            return attend(x_src, score, self._drop_edges(edges), **options), None, None
-        out, alpha = attend(x_src, score, self._drop_edges(edges), **options, return_attention_weights=True)
-        if isinstance(edges, EdgeList):
-            return out, *self._without_replaced(edge_index, alpha)
-        if self.add_self_loops:
-            edge_index = with_self_loops(edge_index, num_src, num_dst, self.flow)
-        return out, edge_index, alpha if edges.rows is None else alpha.index_select(0, edges.rows)
+        return edges, edge_attr, self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index))
 
-    def _without_replaced(self, edge_index: Tensor, alpha: Tensor) -> Tuple[Tensor, Tensor]:
-        """The edges with loops, and alpha, without the rows of the graph's own loops, in plain torch for a compiler."""
+    def _without_replaced(self, edge_index: Any, edges: Any, alpha: Any) -> Tuple[Any, Tensor]:
+        """The adjacency with loops, and alpha in its order, without the rows of the graph's own loops."""
+        if not isinstance(edges, EdgeList):
+            if self.add_self_loops:
+                edge_index = with_self_loops(edge_index, edges.num_src, edges.num_dst, self.flow)
+            return edge_index, alpha if edges.rows is None else alpha.index_select(0, edges.rows)
         if not self.add_self_loops:
             return edge_index, alpha
-        num_edges, device = edge_index.size(1), edge_index.device
+        num_edges, device = edge_index.size(1), edge_index.device  # in plain torch for a compiler
         rows = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
         loops = torch.arange(alpha.size(0) - num_edges, device=device)  # int64, as PyG adds them
         edge_index = torch.cat([edge_index.index_select(1, rows), loops.expand(2, -1)], 1)
@@ -410,8 +396,12 @@ class _AttentionConv(MessagePassing):
         """Return the output `[N_dst, H, C]` and alpha `[E, H]` by PyG's `edge_updater` and `propagate`."""
         raise NotImplementedError
 
+    def _project(self, x: Any, size: Size) -> Tuple[Ends, OptTensor]:
+        """Return the projected features, and what `_finish` adds for the skip connection."""
+        raise NotImplementedError
+
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
-        """Return the scores, or None if they need the features of each edge; arguments as of `_run`."""
+        """Return the scores of the input and its projections, or None if they need the features of each edge."""
         raise NotImplementedError
 
     def _features_with_loops(

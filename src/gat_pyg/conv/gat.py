@@ -3,8 +3,7 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-from functools import partial
-from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -18,29 +17,13 @@ from torch_geometric.utils import softmax
 from ..attention.additive import Additive
 from ..attention.operation import Backend
 from ..attention.score import Score
-from ..features.linear import linear, product
+from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..kernels.device import load_kernels
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
 _FEW = 1 << 16  # numbers in W h, up to which several passes over it are faster than folding a into W
-
-
-class _Inputs(NamedTuple):
-    """The tensors of a call: x of src and of dst, edge features, then the parameters."""
-
-    x: Tensor
-    x_dst: OptTensor
-    edge_attr: OptTensor
-    weight: Tensor
-    weight_dst: Tensor
-    weight_edge: OptTensor
-    weight_res: OptTensor
-    a_src: OptTensor
-    a_dst: OptTensor
-    a_edge: OptTensor
-    bias: OptTensor
 
 
 class GATConv(_AttentionConv):
@@ -98,7 +81,7 @@ class GATConv(_AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
-    _Inputs = _Inputs
+    _NAMES = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
     accepts_size = True  # `size` may declare fewer dst than x has rows
 
     def __init__(
@@ -258,14 +241,10 @@ class GATConv(_AttentionConv):
                 return each_graph(self, x, return_attention_weights, graph)
             lin_edge = getattr(self.mechanism, "lin_edge", self.lin_edge)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, lin_edge)
-            size = _whole_size(size, x)
-            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights, size)
-            if out is not None:
-                return out
+            size, weights = _whole_size(size, x), bool(return_attention_weights)
+            return self._run(x, edge_index, edge_attr, edge_weight, weights, size)
 
         ends, res = self._project(x, size)
-        if not torch.jit.is_scripting():
-            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights), size)
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
@@ -354,35 +333,36 @@ class GATConv(_AttentionConv):
         alpha = softmax(score, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
-    def _end_scores(self, x: Any, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
-        """a_src . W h_j and a_dst . W h_i, `[N, H]` each: the two halves of a^T [W h_i || W h_j]."""
-        if self.att_src is None or self.att_dst is None:
-            return None, None
-        lin = self.lin
-        if isinstance(x, Tensor) and lin is not None and _plain(lin) and self._folds(x):
-            folded = unrounded(_folded, torch.cat([self.att_src, self.att_dst]), lin.weight)
+    def _score(self: Any, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        x_src, x_dst, _ = ends
+        if self.mechanism is not None:
+            return own_score(self.mechanism, x_dst, x_src, edge_attr)
+        score_src = score_dst = None
+        if self.att_src is None:
+            pass
+        elif self._folds(x):
+            folded = unrounded(_folded, torch.cat([self.att_src, self.att_dst]), self.lin.weight)
             if is_sparse_features(x):
                 scores = unrounded(linear, SparseFeatures(x), folded.t())
             else:
                 scores = unrounded(F.linear, x, folded)
             score_src, score_dst = scores.chunk(2, 1)
-            if x_dst is None or x_dst is x_src:
-                return score_src, score_dst
-            return score_src, score_dst[: x_dst.size(0)]
-        return self._halves(x_src, x_dst)
-
-    def _folds(self, x: Tensor) -> bool:
-        """Return True if a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
-        passes over `[N, H, C]`."""
-        return is_sparse_features(x) or x.size(1) <= 4 * self.heads * self.out_channels
-
-    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
-        x_src, x_dst, _ = ends
-        if self.mechanism is not None:
-            return own_score(self.mechanism, x_dst, x_src, edge_attr)
-        score_src, score_dst = self._end_scores(x, x_src, x_dst)
+            if x_dst is not x_src:
+                score_dst = score_dst[: x_dst.size(0)]
+        elif self._bound:
+            score_src, score_dst = _dots(x_src, self.att_src), _dots(x_dst, self.att_dst)
+        else:
+            score_src, score_dst = self._halves(x_src, x_dst)
         score_edge = None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
         return Additive(score_src, score_dst, score_edge, self.negative_slope)
+
+    def _folds(self, x: Any) -> bool:
+        """Return True if a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
+        passes over `[N, H, C]`."""
+        lin, width = self.lin, self.heads * self.out_channels
+        if lin is None or not isinstance(x, Tensor) or (self._bound and x.size(0) * width <= _FEW):
+            return False
+        return _plain(lin) and (is_sparse_features(x) or x.size(1) <= 4 * width)
 
     def _edge_term(self, edge_attr: Tensor) -> Tensor:
         """a_edge . W_edge e_ij: `[E, D]` or `[E]` to `[E, H]`."""
@@ -391,87 +371,44 @@ class GATConv(_AttentionConv):
             edge_attr = edge_attr.view(-1, 1)
         if not torch.jit.is_scripting():
             if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
-                weight = _per_head(self.lin_edge, self.heads)
-                folded = unrounded(partial(torch.einsum, "hc,hcd->hd"), self.att_edge.squeeze(0), weight)
+                folded = unrounded(_folded_edge, self.att_edge, _per_head(self.lin_edge, self.heads))
                 return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
-        x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        weights = [None if lin is None else lin.weight for lin in linears]
-        att = self.att_src, self.att_dst, self.att_edge
-        return _Inputs._make((x, x_dst, edge_attr, *weights, *att, self.bias))
-
-    def _linears(self) -> Any:
-        lin = self.lin
-        ends = (lin, None) if lin is not None else (self.lin_src, self.lin_dst)
-        return *ends, self.lin_edge, self.res
-
-    def _before(self, inputs: Any, num_dst: int) -> Any:
-        x, x_dst, edge_attr, weight, _, weight_edge, weight_res, a_src, a_dst, a_edge, _ = inputs
-        H, C = self.heads, self.out_channels
-        z = product(x, weight).view(-1, H, C)
-        score_src = score_dst = score_edge = res = None
-        if a_src is None:
-            pass
-        elif self._shares_folds(inputs):
-            scores = F.linear(x, _folded(torch.cat([a_src, a_dst]), weight))
-            score_src, score_dst = scores[:, :H], scores[:num_dst, H:]
-        else:
-            score_src, score_dst = _dots(z, a_src), _dots(self._z_dst(inputs, z, num_dst), a_dst)
-        if edge_attr is not None and a_edge is not None:
-            score_edge = F.linear(edge_attr, _folded_edge(a_edge, weight_edge.view(H, C, -1)))
-        if weight_res is not None:
-            res = product(x if x_dst is None else x_dst, weight_res)[:num_dst]
-        return z, Additive(score_src, score_dst, score_edge, self.negative_slope), res
-
-    def _shares_folds(self, inputs: Any) -> bool:
-        small = inputs.x.size(0) * self.heads * self.out_channels <= _FEW
-        return inputs.x_dst is None and inputs.weight_dst is None and self._folds(inputs.x) and not small
-
-    def _z_dst(self, inputs: Any, z: Tensor, num_dst: int) -> Tensor:
-        """W h_i, `[N_dst, H, C]`."""
-        x, weight = inputs.x_dst, inputs.weight_dst
-        if x is not None or weight is not None:
-            z = product(inputs.x if x is None else x, inputs.weight if weight is None else weight)
-        return z.view(-1, self.heads, self.out_channels)[:num_dst]
-
-    def _before_back(self, inputs: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:
-        x, x_dst, edge_attr, weight, weight_dst, weight_edge, _, a_src, a_dst, a_edge, _ = inputs
-        H, C = self.heads, self.out_channels
+    def _before_back(self: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:
+        """Add the gradients of what `_project` and `_score` read, from those of their results."""
+        H, C, x = self.heads, self.out_channels, grads.tensors["x"]
         grad, of_src, of_dst, of_edge = of["x"], of["score_src"], of["score_dst"], of["score_edge"]
-        folded = of_src is not None and self._shares_folds(inputs)
+        src, dst = ("lin_src", "lin_dst") if self.lin is None else ("lin", "lin")
+        folded = of_src is not None and grads.end == "x" and self._folds(x)
         if of_src is not None and not folded:
-            z_dst = self._z_dst(inputs, z, of_dst.size(0))
-            is_one = x_dst is None and weight_dst is None
-            of_z_dst = grad[: of_dst.size(0)] if is_one else torch.zeros_like(z_dst)
-            grads["a_src"], grads["a_dst"] = (
-                _dots_back(z, a_src, of_src, grad),
-                _dots_back(z_dst, a_dst, of_dst, of_z_dst),
-            )
-            if not is_one:
-                ends = "x" if x_dst is None else "x_dst", "weight" if weight_dst is None else "weight_dst"
-                grads.of_linear(of_z_dst.flatten(1), *ends)
-        grads.of_linear(grad.flatten(1), "x", "weight")
+            rows, shared = of_dst.size(0), grads.end == "x" and src == dst
+            z_dst = (z if shared else self._transform(grads.tensors[grads.end], False))[:rows]
+            of_z_dst = grad[:rows] if shared else torch.zeros_like(z_dst)
+            grads["att_src"] = _dots_back(z, self.att_src, of_src, grad)
+            grads["att_dst"] = _dots_back(z_dst, self.att_dst, of_dst, of_z_dst)
+            if not shared:
+                grads.of_linear(of_z_dst.flatten(1), grads.end, dst)
+        grads.of_linear(grad.flatten(1), "x", src)
         if folded:
-            both, per_head = torch.cat([a_src, a_dst]), weight.view(H, C, -1)
+            both, weight = torch.cat([self.att_src, self.att_dst]), self.lin.weight
             if of_dst.size(0) < of_src.size(0):
                 of_dst = F.pad(of_dst, (0, 0, 0, of_src.size(0) - of_dst.size(0)))
             scores = torch.cat([of_src, of_dst], 1)
             if grads.needs["x"]:
                 grads["x"].addmm_(scores, _folded(both, weight))
             of_folded = scores.t().mm(x).view(2, H, -1).transpose(0, 1)  # [H, 2, F]
-            if grads.needs["weight"]:
-                grads["weight"].view(H, C, -1).baddbmm_(both.permute(1, 2, 0), of_folded)
-            of_both = torch.bmm(of_folded, per_head.transpose(1, 2)).transpose(0, 1)  # [2, H, C]
-            grads["a_src"], grads["a_dst"] = of_both[:1], of_both[1:]
+            if grads.needs["lin.weight"]:
+                grads["lin.weight"].view(H, C, -1).baddbmm_(both.permute(1, 2, 0), of_folded)
+            of_both = torch.bmm(of_folded, weight.view(H, C, -1).transpose(1, 2)).transpose(0, 1)  # [2, H, C]
+            grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
         if of_edge is not None:
-            per_head = weight_edge.view(H, C, -1)
-            of_folded = of_edge.t().mm(edge_attr)  # [H, D]
-            grads["weight_edge"] = (a_edge[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(weight_edge)
-            grads["a_edge"] = torch.bmm(per_head, of_folded.unsqueeze(2)).view_as(a_edge)
+            att, per_head = self.att_edge, _per_head(self.lin_edge, H)
+            of_folded = of_edge.t().mm(grads.tensors["edge_attr"])  # [H, D]
+            grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(self.lin_edge.weight)
+            grads["att_edge"] = torch.bmm(per_head, of_folded.unsqueeze(2)).view_as(att)
             if grads.needs["edge_attr"]:
-                grads["edge_attr"] = of_edge.mm(_folded_edge(a_edge, per_head))
+                grads["edge_attr"] = of_edge.mm(_folded_edge(att, per_head))
 
 
 def _folded(both: Tensor, weight: Tensor) -> Tensor:

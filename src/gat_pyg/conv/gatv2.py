@@ -3,7 +3,7 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -14,27 +14,9 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTenso
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
-from ..attention.pair import GATv2
 from ..attention.score import Score
-from ..features.linear import product
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
-
-
-class _Inputs(NamedTuple):
-    """The tensors of a call: x of src and of dst, edge features, then the parameters."""
-
-    x: Tensor
-    x_dst: OptTensor
-    edge_attr: OptTensor
-    weight: Tensor
-    bias_src: OptTensor
-    weight_dst: OptTensor
-    bias_dst: OptTensor
-    weight_edge: OptTensor
-    weight_res: OptTensor
-    att: Tensor
-    bias: OptTensor
 
 
 class GATv2Conv(_AttentionConv):
@@ -61,7 +43,7 @@ class GATv2Conv(_AttentionConv):
         torch.Size([3, 16])
     """
 
-    _Inputs = _Inputs
+    _NAMES = "lin_l", "lin_r", "lin_edge", "res", "att", "bias"
 
     def __init__(
         self,
@@ -160,32 +142,15 @@ class GATv2Conv(_AttentionConv):
         edge_weight: OptTensor = None,
     ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
         """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
-        H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
                 return each_graph(self, x, return_attention_weights, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, self.lin_edge)
             check_ends(x, edge_attr, self.lin_edge)
-            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights, None)
-            if out is not None:
-                return out
+            return self._run(x, edge_index, edge_attr, edge_weight, bool(return_attention_weights))
 
-        res: OptTensor = None
-        if isinstance(x, Tensor):
-            if self.res is not None:
-                res = self.res(x)
-            x_l = self.lin_l(x).view(-1, H, C)
-            x_r = x_l if self.share_weights else self.lin_r(x).view(-1, H, C)
-        else:
-            if self.res is not None:
-                res = self.res(x[1])
-            x_l = self.lin_l(x[0]).view(-1, H, C)
-            x_r = self.lin_r(x[1]).view(-1, H, C)
-
-        ends = (x_l, x_r, x_l)
-        if not torch.jit.is_scripting():
-            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights))
+        ends, res = self._project(x, None)
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
@@ -197,6 +162,20 @@ class GATv2Conv(_AttentionConv):
                 assert isinstance(with_loops, SparseTensor)
                 return out, with_loops.set_value(alpha, layout="coo")
         return out
+
+    def _project(self, x: Union[Tensor, PairTensor], size: Size) -> Tuple[Ends, OptTensor]:
+        """W_l h and W_r h, `[N, H, C]`, and what the skip connection adds."""
+        H, C = self.heads, self.out_channels
+        if isinstance(x, Tensor):
+            src, dst = x, x
+        else:
+            src, dst = x[0], x[1]
+        res: OptTensor = None
+        if self.res is not None:
+            res = self.res(dst)
+        x_l = self.lin_l(src).view(-1, H, C)
+        x_r = x_l if self.share_weights and isinstance(x, Tensor) else self.lin_r(dst).view(-1, H, C)
+        return (x_l, x_r, x_l), res
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
@@ -233,36 +212,12 @@ class GATv2Conv(_AttentionConv):
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         return gatv2_score(self, ends[1], edge_attr)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
-        x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        lin, lin_dst, *others = linears
-        of_dst = (None, None) if self.share_weights else (lin_dst.weight, lin_dst.bias)
-        weights = [None if each is None else each.weight for each in others]
-        parameters = lin.weight, lin.bias, *of_dst, *weights, self.att, self.bias
-        return _Inputs._make((x, x_dst, edge_attr, *parameters))
-
-    def _linears(self) -> Any:
-        return self.lin_l, self.lin_r, self.lin_edge, self.res
-
-    def _before(self, inputs: Any, num_dst: int) -> Any:
-        x, x_dst, edge_attr, weight, bias, weight_dst, bias_dst, weight_edge, weight_res, att, _ = inputs
-        H, C = self.heads, self.out_channels
-        x_l = product(x, weight, bias).view(-1, H, C)
-        x_r, end = x_l, x if x_dst is None else x_dst
-        if x_dst is not None or weight_dst is not None:
-            both = (weight, bias) if weight_dst is None else (weight_dst, bias_dst)
-            x_r = product(end, *both).view(-1, H, C)
-        of_edges = (None, None) if edge_attr is None else (edge_attr, weight_edge.view(H, C, -1))
-        res = None if weight_res is None else product(end, weight_res)
-        return x_l, GATv2(x_r, att[0], self.negative_slope, *of_edges), res
-
-    def _before_back(self, inputs: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
-        grads.of_linear(of["x"].flatten(1), "x", "weight", "bias_src")
-        x, shared = "x" if inputs.x_dst is None else "x_dst", inputs.weight_dst is None
-        weight, bias = ("weight", "bias_src") if shared else ("weight_dst", "bias_dst")
-        grads.of_linear(of["x_dst"].flatten(1), x, weight, bias)
-        grads["att"] = of["att"].view_as(inputs.att)
-        if inputs.edge_attr is not None:
-            grads["weight_edge"] = of["lin_edge"].view_as(inputs.weight_edge)
+    def _before_back(self: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
+        """Add the gradients of what `_project` and `_score` read, from those of their results."""
+        grads.of_linear(of["x"].flatten(1), "x", "lin_l")
+        grads.of_linear(of["x_dst"].flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
+        grads["att"] = of["att"].view_as(self.att)
+        if score.edge_attr is not None:
+            grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)
             if grads.needs["edge_attr"]:
                 grads["edge_attr"] = of["edge_attr"]

@@ -16,6 +16,7 @@ from ..attention.pair import Dot, GATv2
 from ..attention.score import Score, widened
 from ..features.linear import Linear
 from ..kernels.device import result_dtype
+from .whole import Affine
 
 ONE_END = "x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst)."
 
@@ -199,9 +200,9 @@ def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> L
     return Linear(in_channels, out_channels, bias=bias, weight_initializer="glorot")
 
 
-def _per_head(lin: Linear, heads: int) -> Tensor:
+def _per_head(lin: Any, heads: int) -> Tensor:
     """The weight of a projection of the edges, `[H, C, D]`."""
-    return lin.weight.view(heads, lin.out_channels // heads, -1)
+    return lin.weight.view(heads, lin.weight.size(0) // heads, -1)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -211,13 +212,13 @@ def hooked(module: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
 
 
-def _plain(lin: Linear) -> bool:
-    """Return True if a layer's Linear computes x W^T and nothing else, with a weight that is there."""
-    return _computes_a_product(lin) and lin.bias is None
+def _plain(lin: Any) -> bool:
+    """Return True if a layer's linear map computes x W^T and nothing else, with a weight that is there."""
+    return (type(lin) is Affine or _computes_a_product(lin)) and lin.bias is None
 
 
-def _computes_a_product(lin: Linear) -> bool:
-    """Return True if a Linear computes x W^T + b and nothing else, with a weight that is there."""
+def _computes_a_product(lin: Any) -> bool:
+    """Return True if a linear map computes x W^T + b and nothing else, with a weight that is there."""
     return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
 

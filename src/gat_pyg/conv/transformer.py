@@ -4,8 +4,7 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import math
-from functools import partial
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -16,28 +15,11 @@ from torch_geometric.utils import softmax
 from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
-from ..features.linear import Linear, product
+from ..features.linear import Linear
 from ..philox import drops
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, unrounded
-
-
-class _Inputs(NamedTuple):
-    """The tensors of a call: x of src and of dst, edge features, then the parameters, each weight with its bias."""
-
-    x: Tensor
-    x_dst: OptTensor
-    edge_attr: OptTensor
-    weight_query: Tensor
-    bias_query: OptTensor
-    weight_key: Tensor
-    bias_key: OptTensor
-    weight_value: Tensor
-    bias_value: OptTensor
-    weight_skip: OptTensor
-    bias_skip: OptTensor
-    weight_edge: OptTensor
-    weight_beta: OptTensor
+from .whole import side_by_side
 
 
 class TransformerConv(_AttentionConv):
@@ -69,7 +51,7 @@ class TransformerConv(_AttentionConv):
         torch.Size([3, 16])
     """
 
-    _Inputs = _Inputs
+    _NAMES = "lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge", "lin_beta"
     _alpha: OptTensor
     _edge_weight: OptTensor
 
@@ -170,7 +152,6 @@ class TransformerConv(_AttentionConv):
 
         As in PyG's layer, any value of `return_attention_weights` but None returns alpha, before dropout.
         """
-        H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
@@ -181,26 +162,11 @@ class TransformerConv(_AttentionConv):
             if edge_attr is None and self.lin_edge is not None and not has_values:
                 raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
 
-            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None, None)
-            if out is not None:
-                return out
+            return self._run(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
 
-        if isinstance(x, Tensor):
-            x_src, x_dst = x, x
-        else:
-            x_src, x_dst = x[0], x[1]
-        query = self.lin_query(x_dst).view(-1, H, C)
-        key = self.lin_key(x_src).view(-1, H, C)
-        value = self.lin_value(x_src).view(-1, H, C)
-        if edge_attr is not None and edge_attr.dim() == 1:
-            edge_attr = edge_attr.view(-1, 1)
-
-        ends = (value, query, key)
-        if not torch.jit.is_scripting():
-            res = x_dst if self.root_weight else None
-            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
+        ends, res = self._project(x, None)
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
-        out = self._finish(out, x_dst)
+        out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
             assert alpha is not None
             if isinstance(edge_index, Tensor):
@@ -215,16 +181,19 @@ class TransformerConv(_AttentionConv):
         dropped = weights and self.training and drops(self.dropout)  # alpha is returned before dropout
         return dropped or super()._needs_messages(x, edge_index, edge_attr, weights)
 
-    def _attend(self, x: Any, ends: Ends, *args: Any) -> Tuple[Tensor, Any, Any]:
-        out, adjacency, alpha = super()._attend(x, ends, *args)
-        value = ends[0]
-        if self.lin_edge is not None:
-            out, of_edges = out.split([self.out_channels, self.lin_edge.in_channels], dim=-1)
-            out = out + unrounded(partial(torch.einsum, "nhd,hcd->nhc"), of_edges, self._of_edges())
-            out, alpha = out.to(value.dtype), None if alpha is None else alpha.to(value.dtype)
-        elif not self.root_weight and self.concat:
-            out = out.clone()  # the backward pass needs the operation's own output
-        return out, adjacency, alpha
+    def _project(self, x: Union[Tensor, PairTensor], size: Size) -> Tuple[Ends, OptTensor]:
+        """Value, query and key, `[N, H, C]`, and the features of dst for the skip connection."""
+        if isinstance(x, Tensor):
+            src, dst = x, x
+        else:
+            src, dst = x[0], x[1]
+        shape = [-1, self.heads, self.out_channels]
+        query = self.lin_query(dst).view(shape)
+        if torch.jit.is_scripting():
+            key, value = self.lin_key(src), self.lin_value(src)
+        else:
+            key, value = side_by_side(src, self.lin_key, self.lin_value)
+        return (value.view(shape), query, key.view(shape)), dst if self.root_weight else None
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
@@ -233,6 +202,8 @@ class TransformerConv(_AttentionConv):
         assert query is not None
 
         self._edge_weight = edge_weight
+        if edge_attr is not None and edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
 
         # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
         out = self.propagate(edge_index, query=query, key=key, value=value, edge_attr=edge_attr)
@@ -248,14 +219,21 @@ class TransformerConv(_AttentionConv):
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
         """The heads side by side, or their mean, and W_1 h_i; `res` is h_i."""
+        if not torch.jit.is_scripting():
+            out = self._with_edges(out)
+        skip = None if res is None else self.lin_skip(res)
+        if self.lin_beta is None or skip is None:
+            return self._combine(out, skip, None, spent)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
-        if not self.root_weight or res is None:
-            return out
-        skip = self.lin_skip(res)
-        if self.lin_beta is None:
-            return out + skip
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
+
+    def _with_edges(self, out: Tensor) -> Tensor:
+        """The operation's output, with W_6 times what it has summed of the edges, `[N, H, C]`."""
+        if out.size(-1) == self.out_channels:
+            return out
+        out, of_edges = out.split([self.out_channels, out.size(-1) - self.out_channels], dim=-1)
+        return out + unrounded(_by_head, of_edges, _per_head(self.lin_edge, self.heads).transpose(1, 2))
 
     def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
         # PyG's other layers write alpha into a torch.sparse matrix, this one does not
@@ -283,104 +261,55 @@ class TransformerConv(_AttentionConv):
         self._alpha = alpha
         return F.dropout(alpha, p=self.dropout, training=self.training).unsqueeze(-1) * value_j
 
-    def _of_edges(self) -> Tensor:
-        """W_6, `[H, C, D]`."""
-        assert self.lin_edge is not None
-        return _per_head(self.lin_edge, self.heads)
-
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
-        _, x_dst, key = ends
-        assert x_dst is not None
+        _, query, key = ends
+        assert query is not None
         if edge_attr is None:
-            return Dot(x_dst, key)
-        query_edge = unrounded(partial(torch.einsum, "nhc,hcd->nhd"), x_dst, self._of_edges())
-        return Dot(x_dst, key, query_edge, edge_attr)
+            return Dot(query, key)
+        return Dot(query, key, unrounded(_by_head, query, _per_head(self.lin_edge, self.heads)), edge_attr)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
-        x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        *of_nodes, lin_edge, lin_beta = linears
-        both = [tensor for lin in of_nodes for tensor in ((None, None) if lin is None else (lin.weight, lin.bias))]
-        ends = [None if lin is None else lin.weight for lin in (lin_edge, lin_beta)]
-        return _Inputs._make((x, x_dst, edge_attr, *both, *ends))
-
-    def _linears(self) -> Any:
-        nodes = self.lin_query, self.lin_key, self.lin_value, self.lin_skip if self.root_weight else None
-        return *nodes, self.lin_edge, self.lin_beta
-
-    def _before(self, inputs: Any, num_dst: int) -> Any:
-        H, C = self.heads, self.out_channels
-        x, end = inputs.x, inputs.x if inputs.x_dst is None else inputs.x_dst
-        query = product(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
-        weights, biases = (inputs.weight_key, inputs.weight_value), (inputs.bias_key, inputs.bias_value)
-        if (biases[0] is None) == (biases[1] is None):
-            both = product(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
-            key, value = both.view(-1, 2, H, C).unbind(1)
-        else:
-            key, value = (product(x, *each).view(-1, H, C) for each in zip(weights, biases, strict=True))
-        score = Dot(query, key)
-        if inputs.edge_attr is not None:
-            of_edges = _by_head(query, inputs.weight_edge.view(H, C, -1))
-            score = Dot(query, key, of_edges, inputs.edge_attr)
-        return value, score, end
-
-    def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
-        out = self._with_edges(inputs, out)
-        if inputs.weight_skip is None:
-            return out.clone() if self.concat and inputs.edge_attr is None else out
-        skip = product(res, inputs.weight_skip, inputs.bias_skip)
-        if inputs.weight_beta is None:
-            return skip.add_(out) if not torch.is_grad_enabled() else out + skip
-        beta = F.linear(torch.cat([out, skip, out - skip], -1), inputs.weight_beta).sigmoid()
-        return beta * skip + (1 - beta) * out
-
-    def _with_edges(self, inputs: Any, out: Tensor) -> Tensor:
-        """The heads side by side, or their mean, of the operation's output and of what it has summed of the edges."""
-        C = self.out_channels
-        if inputs.edge_attr is not None:
-            weight = inputs.weight_edge.view(self.heads, C, -1)
-            out = out[..., :C] + _by_head(out[..., C:], weight.transpose(1, 2))
-        return out.flatten(1) if self.concat else out.mean(1)
-
-    def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
-        H, C, end = self.heads, self.out_channels, "x" if inputs.x_dst is None else "x_dst"
-        of_skip = grad
-        if inputs.weight_beta is not None:
-            sums = self._with_edges(inputs, out)
-            skip = product(getattr(inputs, end), inputs.weight_skip, inputs.bias_skip)
-            terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), inputs.weight_beta.chunk(3, 1)
-            beta = F.linear(terms, inputs.weight_beta).sigmoid()
+    def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+        """Add the gradients of what `_finish` reads, and return that of the operation's output."""
+        H, C, of_skip = self.heads, self.out_channels, grad
+        if self.lin_beta is not None:
+            sums, skip = self._with_edges(out), self.lin_skip(grads.tensors[grads.end])
+            sums = sums.flatten(1) if self.concat else sums.mean(1)
+            terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), self.lin_beta.weight.chunk(3, 1)
+            beta = self.lin_beta(terms).sigmoid()
             of_gate = (grad * (skip - sums)).sum(1, keepdim=True) * beta * (1 - beta)
-            grads["weight_beta"] = of_gate.t().mm(terms)
+            grads["lin_beta.weight"] = of_gate.t().mm(terms)
+            if grads.needs["lin_beta.bias"]:
+                grads["lin_beta.bias"] = of_gate.sum(0)
             of_skip = beta * grad + of_gate * (w_skip - w_both)
             grad = (1 - beta) * grad + of_gate * (w_out + w_both)
-        if inputs.weight_skip is not None:
-            grads.of_linear(of_skip, end, "weight_skip", "bias_skip")
+        if self.root_weight:
+            grads.of_linear(of_skip, grads.end, "lin_skip")
         grad = grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
-        if inputs.edge_attr is None:
+        if out.size(-1) == C:
             return grad
-        weight = inputs.weight_edge.view(H, C, -1)
         of_weight = torch.bmm(grad.permute(1, 2, 0), out[..., C:].transpose(0, 1))
-        grads["weight_edge"] = of_weight.view_as(inputs.weight_edge)
-        return torch.cat([grad, _by_head(grad, weight)], -1)
+        grads["lin_edge.weight"] = of_weight.view_as(self.lin_edge.weight)
+        return torch.cat([grad, _by_head(grad, _per_head(self.lin_edge, H))], -1)
 
-    def _before_back(self, inputs: Any, value: Tensor, score: Any, of: Any, grads: Any) -> None:
-        of_query, end = of["x_dst"], "x" if inputs.x_dst is None else "x_dst"
-        if inputs.edge_attr is not None:
-            of_edges, weight = of["query_edge"], inputs.weight_edge.view(self.heads, self.out_channels, -1)
-            of_query = of_query + _by_head(of_edges, weight.transpose(1, 2))
-            product = torch.bmm(score.x_dst.permute(1, 2, 0), of_edges.transpose(0, 1))
-            grads.add("weight_edge", product.view_as(inputs.weight_edge))
+    def _before_back(self: Any, value: Tensor, score: Any, of: Any, grads: Any) -> None:
+        """Add the gradients of what `_project` and `_score` read, from those of their results."""
+        of_query = of["x_dst"]
+        if score.edge_attr is not None:
+            of_edges = of["query_edge"]
+            of_query = of_query + _by_head(of_edges, _per_head(self.lin_edge, self.heads).transpose(1, 2))
+            of_weight = torch.bmm(score.x_dst.permute(1, 2, 0), of_edges.transpose(0, 1))
+            grads.add("lin_edge.weight", of_weight.view_as(self.lin_edge.weight))
             if grads.needs["edge_attr"]:
                 grads["edge_attr"] = of["edge_attr"]
-        grads.of_linear(of_query.flatten(1), end, "weight_query", "bias_query")
+        grads.of_linear(of_query.flatten(1), grads.end, "lin_query")
         of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
         width = of_key.size(1)
         if of_key.stride(0) == 2 * width:  # side by side, as keys and values are
             both = of_key.as_strided((of_key.size(0), 2 * width), (2 * width, 1))
-            grads.of_linear(both, "x", "weight_key weight_value", "bias_key bias_value")
+            grads.of_linear(both, "x", "lin_key lin_value")
         else:
-            grads.of_linear(of_key, "x", "weight_key", "bias_key")
-            grads.of_linear(of_value, "x", "weight_value", "bias_value")
+            grads.of_linear(of_key, "x", "lin_key")
+            grads.of_linear(of_value, "x", "lin_value")
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:

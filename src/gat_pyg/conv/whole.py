@@ -1,10 +1,11 @@
 """A layer as one autograd node, from its inputs to its output: the gradient by hand, from the same equations.
 
-A layer has two functions of its input and parameters, `_Inputs`, and their transposes. `_before` maps them to x and the
-score of the operation, and to the skip connection; `_after` maps the operation's output to the layer's. A derivative
-or a transform of the gradient, which is seldom needed, differentiates these functions and the operation instead.
+The node computes the layer's own methods, `_project`, `_score` and `_finish`, with its tensors in the place of the
+layer's parameters, see `Plan.bound`; `_after_back` and `_before_back` are their transposes. A derivative or a transform
+of the gradient, which is seldom needed, differentiates these methods and the operation instead.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,20 +20,66 @@ from ..kernels.device import load_kernels
 from ..kernels.models import each_cotangent, in_forward_mode
 
 
+class Affine(NamedTuple):
+    """x W^T + b of tensors, in the place of a `Linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[N, F]` to `[N, F']`."""
+        return product(x, self.weight, self.bias)
+
+
+def side_by_side(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
+    """Return two linear maps of x, by one product if they are `Affine` and both or neither has a bias."""
+    if type(first) is not Affine or (first.bias is None) != (second.bias is None):
+        return first(x), second(x)
+    bias = None if first.bias is None else torch.cat([first.bias, second.bias])
+    return product(x, torch.cat([first.weight, second.weight]), bias).chunk(2, 1)  # type: ignore[return-value]
+
+
 class Plan(NamedTuple):
     """A call of a layer without its tensors."""
 
     layer: Any
     edges: Edges
     dropout: float
+    names: tuple[str, ...]  # of the tensors: x, x_dst, edge_attr, then the parameters
+
+    def bound(self, tensors: Sequence[Tensor | None]) -> Any:
+        """Return a copy of the layer with tensors in the place of its parameters, and `Affine` in that of `Linear`."""
+        layer: Any = object.__new__(_equations(self.layer.__class__))
+        attributes = vars(layer)
+        attributes.update(vars(self.layer))
+        attributes.update(zip(self.names, tensors, strict=True), _bound=True)
+        for name in layer._NAMES:
+            if f"{name}.weight" in attributes:
+                attributes[name] = Affine(attributes[f"{name}.weight"], attributes[f"{name}.bias"])
+        return layer
+
+
+@functools.lru_cache
+def _equations(kind: type) -> type:
+    """Return the class of this package that a layer's class is or derives from: without what hides its attributes."""
+    return next(each for each in kind.__mro__ if "_NAMES" in vars(each))
+
+
+def _describe(layer: Any, num_dst: int) -> tuple[Tensor, Any, Tensor | None]:
+    """Return x and the score of the operation, and the skip connection, of a bound layer."""
+    x = layer.x if layer.x_dst is None else (layer.x, layer.x_dst)
+    ends, res = layer._project(x, (layer.x.size(0), num_dst))
+    return ends[0], layer._score(x, ends, layer.edge_attr), res
 
 
 class Grads(dict[str, Tensor]):
-    """The gradients of a node's inputs, by name."""
+    """The gradients of a node's tensors, by name."""
 
-    def __init__(self, inputs: Any, needs: Sequence[bool]) -> None:
+    def __init__(self, names: Sequence[str], tensors: Sequence[Tensor | None], needs: Sequence[bool]) -> None:
         super().__init__()
-        self.inputs, self.needs = inputs, dict(zip(inputs._fields, needs, strict=True))
+        self.tensors: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        self.needs = dict(zip(names, needs, strict=True))
+        self.end = "x" if self.tensors.get("x_dst") is None else "x_dst"  # the name of the features of dst
         self.columns: dict[tuple[str, int], Tensor] = {}  # the transposes of the first rows of inputs
 
     def add(self, name: str, grad: Tensor) -> None:
@@ -40,30 +87,29 @@ class Grads(dict[str, Tensor]):
         known = self.get(name)
         self[name] = grad if known is None else known.add_(grad)
 
-    def of_linear(self, grad: Tensor, x: str, weight: str, bias: str = "") -> None:
+    def of_linear(self, grad: Tensor, x: str, maps: str) -> None:
         """Add the terms of y = x W^T + b from the gradient of the first rows of y, `[N, F']`; the others are names.
 
-        `weight` may name several, separated by spaces, which are stacked in W, as the biases in b.
+        `maps` may name several, separated by spaces, of the same width, whose W and b are stacked.
         """
-        values, rows, names, biases = getattr(self.inputs, x), grad.size(0), weight.split(), bias.split()
-        weights = [getattr(self.inputs, name) for name in names]
-        sizes = [each.size(0) for each in weights]
+        values, rows, names = self.tensors[x], grad.size(0), maps.split()
         if self.needs[x]:
+            weights = [self.tensors[f"{name}.weight"] for name in names]
             of_x = product(grad, (weights[0] if len(names) == 1 else torch.cat(weights)).t())
             self.add(x, of_x if rows == values.size(0) else F.pad(of_x, (0, 0, 0, values.size(0) - rows)))
-        if any(map(self.needs.get, names)):
-            self._add_each(names, self._of_weight(grad, x), sizes)
-        if any(map(self.needs.get, biases)):
-            self._add_each(biases, grad.sum(0), sizes)
-
-    def _add_each(self, names: Sequence[str], grad: Tensor, sizes: Sequence[int]) -> None:
-        for name, part in zip(names, grad.split(sizes) if len(sizes) > 1 else (grad,), strict=True):
-            self.add(name, part)
+        for kind in ("weight", "bias"):
+            parameters = [f"{name}.{kind}" for name in names]
+            if any(map(self.needs.get, parameters)):
+                terms = self._of_weight(grad, x) if kind == "weight" else grad.sum(0)
+                parts = terms.chunk(len(names)) if len(names) > 1 else (terms,)
+                for name, term in zip(parameters, parts, strict=True):
+                    if self.needs[name]:
+                        self.add(name, term)
 
     def _of_weight(self, grad: Tensor, x: str) -> Tensor:
         """Return grad^T x. A large product transposes the narrower operand, and x once for all its products."""
         rows, width = grad.shape
-        values = getattr(self.inputs, x)[:rows]
+        values = self.tensors[x][:rows]
         if values.size(1) > width or not is_large(values, width):
             return product(grad.t(), values.t())
         if (x, rows) not in self.columns:
@@ -82,9 +128,8 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
-        layer, edges, dropout = plan
-        inputs, needs = layer._Inputs(*tensors), ctx.needs_input_grad[2:]
-        x, score, res = layer._before(inputs, edges.num_dst)
+        layer, (_, edges, dropout, _), needs = plan.bound(tensors), plan, ctx.needs_input_grad[2:]
+        x, score, res = _describe(layer, edges.num_dst)
         kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
         out, *saved = kernels.forward(x, score, edges, edge_weight, dropout, seed, x.dtype, keeps)
@@ -92,37 +137,39 @@ class Whole(torch.autograd.Function):
             if keeps:
                 saved.insert(0, out)
             ctx.plan, ctx.kernels, ctx.keeps = plan, kernels, keeps
-            ctx.kind, ctx.values, ctx.count = type(score), score.values, len(tensors)
+            ctx.kind, ctx.values = type(score), score.values
             ctx.save_for_backward(seed, edge_weight, *tensors, x, *score.operands, *saved)
-        return layer._after(inputs, out, res, not keeps)
+        return layer._finish(out, res, not keeps)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        layer, edges, dropout = ctx.plan
-        seed, edge_weight, *tensors = ctx.saved_tensors
-        inputs, needs = layer._Inputs(*tensors[: ctx.count]), ctx.needs_input_grad[2:]
+        _, edges, dropout, names = ctx.plan
+        seed, edge_weight, *rest = ctx.saved_tensors
+        tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
             with torch.enable_grad():
                 # views, at which a gradient ends: an input may depend on another, or be the same tensor
-                views = [t.view_as(t) if needed else t for t, needed in zip((edge_weight, *inputs), needs, strict=True)]
-                edge_weight, inputs = views[0], layer._Inputs(*views[1:])
-                x, score, res = layer._before(inputs, edges.num_dst)
-                out = layer._after(inputs, attend(x, score, edges, edge_weight, seed, dropout), res, False)
+                views = [
+                    t.view_as(t) if needed else t for t, needed in zip((edge_weight, *tensors), needs, strict=True)
+                ]
+                layer = ctx.plan.bound(views[1:])
+                x, score, res = _describe(layer, edges.num_dst)
+                out = layer._finish(attend(x, score, edges, views[0], seed, dropout), res)
             wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
             results = torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
             each = iter(results)
             return None, None, *(next(each) if needed else None for needed in needs)
-        x, *rest = tensors[ctx.count :]
+        layer, grads = ctx.plan.bound(tensors), Grads(names, tensors, needs[1:])
+        x, *rest = rest
         count = len(ctx.kind.shapes)
         score, saved = ctx.kind.of(rest[:count], ctx.values), rest[count:]
         out = saved.pop(0) if ctx.keeps else None
-        grads = Grads(inputs, needs[1:])
-        of_out = layer._after_back(inputs, rest[count], grad, grads)
+        of_out = layer._after_back(rest[count], grad, grads)
         wanted = [True, needs[0]]
         for name, operand in zip(score.shapes, score.operands, strict=True):
             wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
         of = ctx.kernels.backward(of_out, x, score, edges, edge_weight, dropout, seed, out, saved, wanted)
-        layer._before_back(inputs, x, score, of, grads)
-        return None, None, of.get("edge_weight"), *map(grads.get, inputs._fields)
+        layer._before_back(x, score, of, grads)
+        return None, None, of.get("edge_weight"), *map(grads.get, names)
