@@ -29,6 +29,7 @@ from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct
 from gat_pyg.features.linear import Linear
+from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.models import GAT
 from tests.conv.test_draws import FILLS, LAYERS
 from tests.graph.test_edges import adjacency
@@ -630,6 +631,13 @@ def test_features_of_loops_are_pygs_without_sizes_that_depend_on_ids(
         for one, two in zip(*(derivatives(each, edge_attr) for each in (features, expected)), strict=True):
             assert torch.equal(one, two)
     if fill_value in ("add", "mean"):
+        index, plain = graph.index[:, is_edge], edge_attr[is_edge].detach()
+        edges = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=True)
+        monkeypatch.setattr(gat_pyg.conv.base, "_loop_features", None)  # without a gradient, one compiled call
+        assert torch.equal(
+            layer._features_with_loops(index, plain, graph.num_src, graph.num_dst, edges, False), expected[rows]
+        )
+        monkeypatch.undo()
         monkeypatch.setattr(gat_pyg.conv.base, "is_remote", lambda _: True)
         monkeypatch.setattr(gat_pyg.conv.base, "compute_loop_attr", None)
         on_gpu = layer._features_with_loops(graph.index, edge_attr, graph.num_src, graph.num_dst)

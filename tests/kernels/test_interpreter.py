@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+from gat_pyg import GATConv
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
@@ -24,6 +25,7 @@ from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph import cpu as structure
+from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
@@ -108,6 +110,12 @@ def head_scores(heads: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
     return [gat._dots(z, a), gat._dots_back(z, a, of, grad), grad]
 
 
+def features_with_loops(dtype: torch.dtype, in_torch: bool) -> Tensor:
+    index, edge_attr = torch.tensor([[0, 1, 2, 0], [1, 2, 1, 2]]), torch.arange(8.0, dtype=dtype).view(4, 2)
+    edges = neighbourhoods(index, 3, 3, add_self_loops=True)
+    return GATConv(2, 1, edge_dim=2)._features_with_loops(index, edge_attr, 3, 3, edges, in_torch)
+
+
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Results that take every kernel: of the CPU kernels, or of plain torch."""
     heads, channels = SIZES[dtype]
@@ -118,6 +126,7 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
             patch.setattr(gat, "_few_kernels", lambda _: None)
         every = sparse_results(dtype)
         every += [result for width in (channels, 19) for result in head_scores(heads, width, dtype)]
+        every.append(features_with_loops(dtype, backend != "fused"))
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)

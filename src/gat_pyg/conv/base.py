@@ -30,6 +30,7 @@ from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges, is_remote
+from ..graph.memory import load_cpu_kernels
 from ..graph.remembered import _outside, is_traced, remembered
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
@@ -268,7 +269,7 @@ class _AttentionConv(MessagePassing):
             edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
         if edge_attr is not None:
             has_loops = traced or edges.num_edges < edges.num_rows  # a compiler cannot know
-            edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
+            edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, edges, has_loops)
         return edges, edge_attr, self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index))
 
     def _without_replaced(self, edge_index: Any, edges: Any, alpha: Any) -> Tuple[Any, Tensor]:
@@ -405,7 +406,13 @@ class _AttentionConv(MessagePassing):
         raise NotImplementedError
 
     def _features_with_loops(
-        self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int, has_loops: bool = True
+        self,
+        edge_index: Tensor,
+        edge_attr: Tensor,
+        num_src: int,
+        num_dst: int,
+        edges: Any = None,
+        has_loops: bool = True,
     ) -> Tensor:
         """The features `[R, D]` of the edges, any for the graph's own loops if they are replaced, then of added loops.
 
@@ -418,7 +425,15 @@ class _AttentionConv(MessagePassing):
         width = 1 if edge_attr.dim() == 1 else edge_attr.size(1)
         if self.edge_dim is not None and self.edge_dim != -1 and self.edge_dim != width:
             raise ValueError(f"edge_attr has {width} features, expected edge_dim = {self.edge_dim}.")
-        if self.add_self_loops:
+        if (
+            self.add_self_loops
+            and not has_loops
+            and self.flow == "source_to_target"
+            and _is_plain(edge_attr, self.fill_value)
+        ):
+            loops = load_cpu_kernels().loop_features(edges, edge_attr, min(num_src, num_dst), self.fill_value == "mean")
+            edge_attr = torch.cat([edge_attr, loops])
+        elif self.add_self_loops:
             graph = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             edge_index = graph.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
             places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
@@ -535,6 +550,21 @@ def _graph_size(num_src: int, num_dst: Optional[int], edge_index: Any, size: Siz
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
+
+
+def _is_plain(edge_attr: Tensor, fill_value: Any) -> bool:
+    """Return True if compiled code can sum features of edges: on a CPU, and not to be differentiated or transformed."""
+    return (
+        isinstance(fill_value, str)
+        and fill_value in ("mean", "add", "sum")
+        and type(edge_attr) is Tensor
+        and edge_attr.is_cpu
+        and edge_attr.dtype in (torch.float32, torch.float64)
+        and edge_attr.is_contiguous()
+        and not (edge_attr.requires_grad or edge_attr.is_neg() or in_forward_mode())
+        and not torch._C._are_functorch_transforms_active()
+        and load_cpu_kernels() is not None
+    )
 
 
 def _loop_features(

@@ -261,7 +261,10 @@ class Edges:
         """`[R]`, the edge of each row; where some rows have none `[E]`, the row of each edge, as int64."""
         assert self.perm is not None
         with _lasting():
-            return torch.argsort(self.perm) if self.num_rows == self.num_edges else self.perm.long()
+            perm = self.perm.long()
+            if self.num_rows > self.num_edges:
+                return perm
+            return torch.empty_like(perm).scatter_(0, perm, torch.arange(perm.numel(), device=perm.device))
 
     def subset(self, keep: Tensor) -> Edges:
         """The edges whose rows are true in a mask `[R]`, on the same rows and with the same dropout ids.
