@@ -111,6 +111,6 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def ends(x_dst: Tensor, x: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
-    """Return x_i and x_j of every row of the edges, `[R, H, C]` each, in float32 or wider."""
-    src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
+    """Return x_i and x_j of every edge, `[E, H, C]` each, grouped by dst, in float32 or wider."""
+    src, dst = edges.wide
     return widened(x_dst).index_select(0, dst), widened(x).index_select(0, src)

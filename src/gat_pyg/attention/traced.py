@@ -27,16 +27,16 @@ def attend(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None)
     over them: there the messages of each head are added in the order of the edges.
     """
     by_scatter = torch.onnx.is_in_onnx_export() or torch._C._are_functorch_transforms_active()
-    rows: Any = _Rows(edges, x.size(0)) if by_scatter else _Sorted(edges, x.size(0))
-    e = rows.masked(score.per_edge(x, rows) if by_scatter else score.per_edge_exported(x, rows))
+    rows: Any = _Rows(edges, x.size(0)) if by_scatter else _sorted(edges, x.size(0))
+    e = rows.masked(score.per_edge(x, rows)) if by_scatter else score.per_edge_exported(x, rows)
     exp = (e - rows.max(e.detach()).index_select(0, rows.wide[1])).exp()
-    total = rows.sum(exp)
-    weights = exp if edge_weight is None else exp * rows.group(edge_weight)
-    out = rows.weighted_sum(weights, widened(x), rows.wide[0])
-    if (values := score.edge_values) is not None:
-        out = torch.cat([out, rows.weighted_sum(weights, widened(values), rows.order)], -1)
-    result: Tensor = out / total.clamp(min=1.0).unsqueeze(-1)  # 0 without an edge, else at least exp(0)
-    return result
+    total = rows.sum(exp).clamp(min=1.0)  # at least exp(0), or 0 where all scores are -inf
+    alpha = exp / total.index_select(0, rows.wide[1])
+    alpha = alpha if edge_weight is None else alpha * rows.group(edge_weight)
+    out: Tensor = rows.weighted_sum(alpha, widened(x), rows.wide[0])
+    if (values := score.edge_values) is None:
+        return out
+    return torch.cat([out, rows.weighted_sum(alpha, widened(values), rows.order)], -1)
 
 
 def weights(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, keep: Tensor | None = None) -> Tensor:
@@ -56,10 +56,10 @@ class _Rows:
     """The rows of an edge list in the caller's order, with the attributes of `Edges` that a score needs."""
 
     def __init__(self, edges: EdgeList, num_src: int, is_edge: Tensor | None = None) -> None:
-        self.num_src, self.num_dst = num_src, edges.num_dst
-        self.index, is_edge = _with_loops(edges, num_src, is_edge)
+        self.num_dst = edges.num_dst
+        index, is_edge = _with_loops(edges, num_src, is_edge)
         self.no_edge = None if is_edge is None else ~is_edge.unsqueeze(1)  # [R, 1]
-        src, dst = self.index.long()
+        src, dst = index.long()
         self.wide: tuple[Tensor, Tensor] = src, dst
 
     @property
@@ -69,7 +69,7 @@ class _Rows:
     @property
     def order(self) -> Tensor:
         """The row of each edge."""
-        return torch.arange(self.num_edges, device=self.index.device)
+        return torch.arange(self.num_edges, device=self.wide[0].device)
 
     def group(self, per_edge: Tensor) -> Tensor:
         return per_edge
@@ -98,27 +98,39 @@ class _Rows:
         return torch.stack(heads).permute(2, 0, 1)
 
 
-class _Sorted(_Rows):
-    """The same, grouped by dst, with the rows without an edge at the end."""
+class _Sorted:
+    """The same, grouped by dst.
 
-    perm: Tensor  # [R], the row of each edge
-    ptr: Tensor  # [N_dst + 1], where the edges of each dst begin, then the rows without an edge
-    bags: dict[Any, Any]  # the indices and offsets of bags, by the number of heads, 0 for the edges' own
+    Rows without an edge repeat the added loop of node 0, after all neighbourhoods: no sum has them, and none overflows.
+    """
 
     def __init__(self, edges: EdgeList, num_src: int) -> None:
-        self.num_src, self.num_dst, self.edges = num_src, edges.num_dst, edges
-        self.wide, self.no_edge, self.perm, self.ptr, self.bags = _sorted(edges, num_src)
-
-    @property
-    def index(self) -> Tensor:  # type: ignore[override]
-        return _with_loops(self.edges, self.num_src)[0]
-
-    @property
-    def order(self) -> Tensor:
-        return self.perm
+        self.num_dst = edges.num_dst
+        index = edges.edge_index if edges.edge_index.dtype == torch.int64 else edges.edge_index.long()
+        src, dst = index if edges.flow == "source_to_target" else index.flip(0)
+        if edges.add_self_loops:
+            loops = torch.arange(torch.sym_min(num_src, edges.num_dst), device=index.device)
+            src, dst = torch.cat([src, loops]), torch.cat([dst.masked_fill(src == dst, _NONE), loops])
+        dst, perm = torch.sort(dst)
+        self.ptr = torch.searchsorted(dst, torch.arange(edges.num_dst + 1, device=dst.device))  # then those without
+        if edges.add_self_loops:
+            no_edge = dst == _NONE
+            dst, perm = dst.masked_fill(no_edge, 0), perm.masked_fill(no_edge, index.size(1))
+        self.wide, self.order, self.num_edges = (src.index_select(0, perm), dst), perm, perm.size(0)
+        self.bags: dict[Any, Any] = {}  # what all layers share: by the number of heads, indices and offsets of bags
 
     def group(self, per_edge: Tensor) -> Tensor:
-        return per_edge.index_select(0, self.perm)
+        return per_edge.index_select(0, self.order)
+
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The indices and offsets of bags that add both ends of each edge: rows of x of all dst, then of all src."""
+        if "pairs" not in self.bags:
+            src, dst = self.wide
+            index = torch.stack([dst, src + self.num_dst], 1).flatten()
+            self.bags["pairs"] = index, torch.arange(0, index.size(0), 2, device=index.device)
+        pairs: tuple[Tensor, Tensor] = self.bags["pairs"]
+        return pairs
 
     def max(self, e: Tensor) -> Tensor:
         top: Tensor = torch.segment_reduce(e, "max", offsets=self.ptr, axis=0, unsafe=True)
@@ -132,11 +144,11 @@ class _Sorted(_Rows):
 
     def weighted_sum(self, weights: Tensor, x: Tensor, src: Tensor) -> Tensor:
         H = weights.size(1)
-        if H not in self.bags:  # those of the first head, then those of the second, ...
+        if H > 1 and H not in self.bags:  # those of the first head, then those of the second, ...
             head = torch.arange(H, device=src.device).unsqueeze(1)
             offsets = (self.ptr + head * self.num_edges).flatten()
             self.bags[H] = (self.wide[0] * H + head).flatten(), offsets
-        index, offsets = self.bags[H]
+        index, offsets = (src, self.ptr) if H == 1 else self.bags[H]
         index = index if x.dim() == 3 else src.repeat(H)
         per_edge = weights.t().flatten()
         bags = F.embedding_bag(index, x.view(-1, x.size(-1)), offsets, mode="sum", per_sample_weights=per_edge)
@@ -155,36 +167,17 @@ def _with_loops(edges: EdgeList, num_src: int, is_edge: Tensor | None = None) ->
     return index if is_edge is None else index.masked_fill(~is_edge, 0), is_edge  # a replaced loop may have any id
 
 
+_NONE = torch.iinfo(torch.int64).max  # the dst of rows without an edge, until they are sorted
 _SORTED = WeakTensorKeyDictionary()  # of edge lists that are being exported: all layers share one sort
 
 
-_BITS = 31  # of an id
-_NONE = (1 << _BITS) - 1  # the dst of rows without an edge
-
-
-def _sorted(edges: EdgeList, num_src: int) -> tuple[Any, ...]:
-    """Return `wide`, `no_edge`, `perm`, `ptr` and `bags` of `_Sorted`."""
+def _sorted(edges: EdgeList, num_src: int) -> _Sorted:
     index = edges.edge_index
     if torch.compiler.is_dynamo_compiling() or not is_fake(index):
-        return _sort(edges, num_src)
+        return _Sorted(edges, num_src)
     call = f"{index._version} {num_src} {edges.num_dst} {edges.add_self_loops} {edges.flow}"  # symbols have no hash
     results = _SORTED.setdefault(index, {})
     if call not in results:
-        results[call] = _sort(edges, num_src)
-    result: tuple[Any, ...] = results[call]
+        results[call] = _Sorted(edges, num_src)
+    result: _Sorted = results[call]
     return result
-
-
-def _sort(edges: EdgeList, num_src: int) -> tuple[Any, ...]:
-    index, is_edge = _with_loops(edges, num_src)
-    src, dst = index.long().clamp(-1, _NONE - 1)  # an id out of range stays so
-    # one number for an edge, from which src and dst are read: fewer gathers, in an optimised program by each consumer
-    key = (dst if is_edge is None else dst.masked_fill(~is_edge, _NONE)) << _BITS | src
-    key, perm = torch.sort(key)
-    src, dst = key & ((1 << _BITS) - 1), key >> _BITS
-    ptr = torch.searchsorted(dst, torch.arange(edges.num_dst + 1, device=dst.device))
-    no_edge = None
-    if is_edge is not None:
-        no_edge = dst == _NONE
-        dst, no_edge = dst.masked_fill(no_edge, 0), no_edge.unsqueeze(1)
-    return (src, dst), no_edge, perm, ptr, {}

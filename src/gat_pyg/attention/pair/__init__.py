@@ -49,14 +49,14 @@ class GATv2(Score):
         x_i, x_j = ends(self.x_dst, x, edges)
         z = x_i + x_j
         if self.edge_attr is not None and self.lin_edge is not None:
-            z = z + torch.einsum("ed,hcd->ehc", widened(self.edge_attr), widened(self.lin_edge))
-        return edges.group(widened((F.leaky_relu(z, self.negative_slope) * self.att).sum(-1)))
+            z = z + torch.einsum("ed,hcd->ehc", edges.group(widened(self.edge_attr)), widened(self.lin_edge))
+        return widened((F.leaky_relu(z, self.negative_slope) * self.att).sum(-1))
 
     def per_edge_exported(self, x: Tensor, edges: Any) -> Tensor:
         """Return `per_edge` with one `[E, H C]`: a bag of embeddings adds both ends, one product multiplies by a."""
-        src, dst = edges.wide
         both = torch.cat([widened(self.x_dst), widened(x)]).flatten(1)
-        z = F.embedding_bag(torch.stack([dst, src + self.x_dst.size(0)], 1), both, mode="sum")
+        index, offsets = edges.pairs
+        z = F.embedding_bag(index, both, offsets, mode="sum")
         if self.edge_attr is not None and self.lin_edge is not None:
             weight = widened(self.lin_edge).flatten(0, 1)
             z = torch.addmm(z, edges.group(widened(self.edge_attr)), weight.t())
@@ -104,8 +104,16 @@ class Dot(Score):
     def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
         """Return e_ij `[E, H]`, grouped by dst; allocates a few tensors `[E, H, C]`."""
         x_i, k_j = ends(self.x_dst, x if self.key is None else self.key, edges)
-        e = (x_i * k_j).sum(-1)
-        if self.query_edge is not None and self.edge_attr is not None:
-            p_i = widened(self.query_edge).index_select(0, edges.index[1].long())
-            e = e + torch.einsum("ehd,ed->eh", p_i, widened(self.edge_attr))
-        return edges.group(e / math.sqrt(x.size(-1)))
+        return self._with_features((x_i * k_j).sum(-1), edges) / math.sqrt(x.size(-1))
+
+    def per_edge_exported(self, x: Tensor, edges: Any) -> Tensor:
+        """Return `per_edge` with two `[E, H, C]`; a product sums few channels twice as fast as `sum` does."""
+        x_i, k_j = ends(self.x_dst, x if self.key is None else self.key, edges)
+        e = x_i.mul_(k_j) @ x_i.new_ones(x.size(-1))
+        return self._with_features(e, edges) / math.sqrt(x.size(-1))
+
+    def _with_features(self, e: Tensor, edges: Any) -> Tensor:
+        if self.query_edge is None or self.edge_attr is None:
+            return e
+        p_i = widened(self.query_edge).index_select(0, edges.wide[1])
+        return e + torch.einsum("ehd,ed->eh", p_i, edges.group(widened(self.edge_attr)))
