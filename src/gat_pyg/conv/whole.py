@@ -95,8 +95,12 @@ class Grads(dict[str, Tensor]):
         values, rows, names = self.tensors[x], grad.size(0), maps.split()
         if self.needs[x]:
             weights = [self.tensors[f"{name}.weight"] for name in names]
-            of_x = product(grad, (weights[0] if len(names) == 1 else torch.cat(weights)).t())
-            self.add(x, of_x if rows == values.size(0) else F.pad(of_x, (0, 0, 0, values.size(0) - rows)))
+            weight, known = weights[0] if len(names) == 1 else torch.cat(weights), self.get(x)
+            if known is not None and not is_large(grad, weight.size(1)):
+                known[:rows].addmm_(grad, weight)
+            else:
+                of_x = product(grad, weight.t())
+                self.add(x, of_x if rows == values.size(0) else F.pad(of_x, (0, 0, 0, values.size(0) - rows)))
         for kind in ("weight", "bias"):
             parameters = [f"{name}.{kind}" for name in names]
             if any(map(self.needs.get, parameters)):
