@@ -37,19 +37,22 @@ def _gatv2(
 
 
 def _dot(
-    x: Tensor, x_dst: Tensor, key: Tensor | None = None, query_edge: Tensor | None = None, edge_attr: Any = None
+    x: Tensor,
+    x_dst: Tensor,
+    key: Tensor | None = None,
+    edge_attr: Tensor | float = 0.0,
+    lin_edge: Tensor | None = None,
 ) -> Tensor:
-    e = torch.einsum("ihc,jhc->ijh", x_dst, x if key is None else key)
-    if query_edge is not None:
-        e = e + (query_edge[:, None] * edge_attr.unsqueeze(-2)).sum(-1)
-    return e / x.size(-1) ** 0.5
+    if lin_edge is not None:
+        edge_attr = torch.einsum("...d,hcd->...hc", edge_attr, lin_edge)
+    return (x_dst[:, None] * ((x if key is None else key) + edge_attr)).sum(-1) / x.size(-1) ** 0.5
 
 
 ADDITIVE = "x score_src score_dst score_edge"
 CONSTANT = "x"
 GATV2 = "x x_dst att"
 GATV2_EDGES = "x x_dst att edge_attr lin_edge"
-DOT_EDGES = "x x_dst key query_edge edge_attr"
+DOT_EDGES = "x x_dst key edge_attr lin_edge"
 SCORES = {  # by the names of x and the operands
     ADDITIVE: Case(Additive, _additive),
     GATV2: Case(GATv2, _gatv2),
@@ -92,16 +95,11 @@ def leaves_of(
 
 
 def messages(leaves: Tensors, src: Tensor) -> Tensor:
-    """The messages of the edges, `[E, H, C]`, or `[E, H, C + D]` with the features of the edges."""
+    """The messages of the edges, `[E, H, C]`."""
     x = leaves["x"][src]
-    if "query_edge" not in leaves:
+    if " ".join(leaves) != DOT_EDGES:
         return x
-    return torch.cat([x, leaves["edge_attr"][:, None].expand(-1, x.size(1), -1)], -1)
-
-
-def like(direction: Tensor, out: Tensor) -> Tensor:
-    """A direction `[N, H, C]` for an output, with ones where that has more channels."""
-    return F.pad(direction, (0, out.size(-1) - direction.size(-1)), value=1.0)
+    return x + torch.einsum("ed,hcd->ehc", leaves["edge_attr"], leaves["lin_edge"])
 
 
 def score_of(leaves: Tensors, **options: float) -> Score:

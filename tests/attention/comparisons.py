@@ -11,7 +11,7 @@ from torch import Tensor
 from gat_pyg.graph.edges import Edges
 from tests.graphs import Graph
 from tests.laws import assert_close
-from tests.scores import Tensors, call, leaves_of, like
+from tests.scores import Tensors, call, leaves_of
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ def answer(leaves: Tensors, edges: Edges, direction: Tensor, backend: str = "fus
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     result = call(leaves, edges, backend, **options)
     out, *alpha = result if isinstance(result, tuple) else (result,)
-    out.backward(like(direction, out).to(out))
+    out.backward(direction.to(out))
     # Nothing to differentiate on a graph without edges: no gradient is a zero one.
     grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
     return {"out": out.detach(), **dict(zip(("alpha",), alpha, strict=False)), **grads}

@@ -62,7 +62,7 @@ from tests.attention.conftest import nan_as_on_a_gpu  # noqa: E402
 from tests.features.test_features import SIZES, bag_of_words  # noqa: E402
 from tests.graphs import BIPARTITE, RANDOM, Graph, random, union  # noqa: E402
 from tests.laws import assert_close, edges_of, moved  # noqa: E402
-from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, Tensors, leaves_of, like, score_of  # noqa: E402
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, Tensors, leaves_of, score_of  # noqa: E402
 from tests.syncs import syncs  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -155,7 +155,6 @@ def by_hand(
     kernels, weight = kernels_of(score), leaves.get("edge_weight")
     common = leaves["x"], score, edges, weight, dropout, seed
     out, lse, *others = kernels.forward(*common, dtype, saved)
-    direction = like(direction, out)
     assert len(others) == (len(score.saved) if saved else 0)
     needs = tuple(operand is not None for operand in (leaves["x"], weight, *score.operands))
     grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
@@ -662,7 +661,7 @@ def test_keys_and_values_of_one_product_are_read_where_they_lie(monkeypatch: pyt
     assert other[2]["x"].data_ptr() - other[2]["key"].data_ptr() == both.stride(1) * both.element_size()
     ends = [beside[name].requires_grad_() for name in ("x", "key")]
     out = fused.attend(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst), None, None, 0.0)
-    assert all(grad.is_contiguous() for grad in torch.autograd.grad(out, ends, like(direction, out).to(out)))
+    assert all(grad.is_contiguous() for grad in torch.autograd.grad(out, ends, direction.to(out)))
 
 
 # As torch sees them: through the fused operation.
@@ -973,8 +972,7 @@ KERNELS = {
     ),
     "backward of dst, product with keys and features": (
         "_backward_dst_kernel",
-        "grad grad_out_edge x x_dst key query_edge edge_attr out out_edge lse weights ptr src perm grad_x_dst "
-        "grad_query_edge",
+        "grad grad_out_edge x x_dst key query_edge edge_attr out lse weights ptr src perm grad_x_dst sums_edge",
     ),
     "backward of src, product with keys": (
         "_backward_src_kernel",
@@ -989,8 +987,8 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
         "grad x x_dst att out lse weights signs ptr src seed dropout_ids grad_x_dst grad_att",
     ),
 }
-OF_X = {"key", "lin", "query_edge", "edge_attr", "out_edge", "grad_out_edge", "grad_key", "grad_query_edge"}
-OF_X |= {"x", "x_dst", "query", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
+OF_X = {"x", "x_dst", "key", "att", "lin", "edge_attr", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "grad_key"}
+OF_X |= {"values", "weight"}
 IDS = {"src", "dst", "place", "perm", "edge_ids", "dropout_ids", "col"}
 INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
 INTEGERS |= dict.fromkeys(("num_items", "num_edges", "attr_stride", "grad_stride"), "i32")
@@ -1182,7 +1180,7 @@ def assert_compiled_well(
     size_of_edges, features = (16 if "edge_attr" in passed else 0), (16 if "query_edge" in passed else 0)
     tile = rows.tile_for(models, heads, channels, degree, features)
     sizes = {"EACH": heads // models, "C": channels, "D": size_of_edges, "BLOCK_D": max(1, features)}
-    sizes |= {"WIDTH": channels + features} | ({"models": None} if models == 1 else {})
+    sizes |= {"models": None} if models == 1 else {}
     constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
     code = compile_kernel(name, passed, dtype, sm=sm, p=p, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
@@ -1230,7 +1228,7 @@ REST = {
 @pytest.mark.parametrize("kernel", REST)
 def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, passed, constants = REST[kernel]
-    constants = {"EACH": 8, "C": 8, "WIDTH": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    constants = {"EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
     constants |= {"models": None} if alone else {}
     assert_fits(compile_kernel(name, passed, "bf16", sm=sm, **constants), sm)
 
@@ -1267,7 +1265,6 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
             "models": None,
             "EACH": 1,
             "C": channels,
-            "WIDTH": channels,
             "SPLIT": rows.SPLIT,
             "STAGES": tile.stages,
             **tile.blocks,
@@ -1281,7 +1278,7 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
 )
 def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
     tile = rows.tile_for(1, 8, 8, 15)
-    constants = {"models": None, "EACH": 8, "C": 8, "D": 16, "WIDTH": 8, "BLOCK_D": 16, "SPLIT": rows.SPLIT}
+    constants = {"models": None, "EACH": 8, "C": 8, "D": 16, "BLOCK_D": 16, "SPLIT": rows.SPLIT}
     constants |= {"STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)

@@ -25,9 +25,9 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("GATv2Conv", {"share_weights": True, "concat": False}),
     ("GATv2Conv", {"residual": True, "edge_dim": 5}),
     ("TransformerConv", {"root_weight": False, "concat": False}),
-    ("TransformerConv", {"root_weight": False}),
+    ("TransformerConv", {"root_weight": False, "edge_dim": 5}),
     ("TransformerConv", {"beta": True, "edge_dim": 5}),
-    ("TransformerConv", {"beta": True, "concat": False}),
+    ("TransformerConv", {"beta": True, "concat": False, "edge_dim": 5}),
 ]
 N, N_DST, E = 9, 7, 30
 

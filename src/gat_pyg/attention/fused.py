@@ -351,10 +351,7 @@ def _keep(call: _Call, seed: Tensor | None, p: float | Tensor, x: Tensor) -> Ten
 @_attend_op.register_fake
 def _(tensors, present, seed, p, edge_index, num_dst, loops, flow, score, numbers, saves_output, *rest):  # type: ignore[no-untyped-def]
     x = tensors[0]
-    operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
-    edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
-    channels = x.size(-1) + (0 if edge_values is None else edge_values.size(-1))
-    sizes = {"N_dst": num_dst, "H": x.size(-2), "C": channels, "stats": 2}
+    sizes = {"N_dst": num_dst, "H": x.size(-2), "C": x.size(-1), "stats": 2}
     wide, models = torch.promote_types(result_dtype(*tensors), torch.float32), x.shape[:-3]
 
     def new(*shape: str, dtype: torch.dtype = wide) -> Tensor:

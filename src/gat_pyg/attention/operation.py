@@ -98,8 +98,8 @@ def attend(
         return_attention_weights: also return alpha, an `[E, H]` that "fused" does not compute otherwise.
 
     Returns:
-        O `[N_dst, H, C]`, with D more channels where the score has `edge_values`; with the weights `(O, alpha)`, alpha
-        `[E, H]` after dropout and times w, in the caller's edge order (0 where `edges` has a row without an edge).
+        O `[N_dst, H, C]`; with the weights `(O, alpha)`, alpha `[E, H]` after dropout and times w, in the caller's edge
+        order (0 where `edges` has a row without an edge).
 
     Raises:
         ValueError: if a shape or a device does not fit the others, `dropout` is outside [0, 1], the backend is

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph.edges import Edges
-from .score import Score
+from .score import Score, widened
 
 
 def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -23,13 +23,13 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
         factor: k w, `[R, H]` in the order of the rows of the edges; None for neither dropout nor weights.
 
     Returns:
-        The output `[N_dst, H, C]` (or C + D, see `Score.edge_values`), and alpha `[R, H]`, 0 in rows without an edge.
+        The output `[N_dst, H, C]`, and alpha `[R, H]`, 0 in rows without an edge.
     """
     src, dst = edges.index.long()
     is_edge = edges.ungroup(torch.ones_like(edges.src)) == 1
     messages = x[src]
     if (values := score.edge_values) is not None:
-        messages = torch.cat([messages, values[:, None].expand(-1, x.size(1), -1)], -1)
+        messages = messages + torch.einsum("ed,hcd->ehc", *map(widened, values))
     e = edges.ungroup(score.per_edge(x, edges))  # (1), (3): [E, H]
     alpha = torch.zeros_like(e)
     out = []

@@ -61,8 +61,8 @@ class Score:
         return True
 
     @property
-    def edge_values(self) -> Tensor | None:
-        """Features `[E, D]` that are attended to beside x: D more channels of the output, sum_j alpha_ij u_ij."""
+    def edge_values(self) -> tuple[Tensor, Tensor] | None:
+        """u `[E, D]` and W_e `[H, C, D]` where x_j + W_e u_ij is attended to; None where x_j is."""
         return None
 
     @property

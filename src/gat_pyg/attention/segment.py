@@ -28,9 +28,11 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
     dtype = torch.promote_types(x.dtype, alpha.dtype)
     out = _weighted_sum(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
     if (values := score.edge_values) is not None:
-        values = edges.group(values).to(dtype).unsqueeze(1).expand(-1, x.size(1), -1)
+        u, weight = (value.to(dtype) for value in values)
         each = torch.arange(edges.num_edges, device=x.device)
-        out = torch.cat([out, _weighted_sum(alpha.to(dtype), values, each, dst, edges.num_dst)], -1)
+        per_head = edges.group(u).unsqueeze(1).expand(-1, x.size(1), -1)
+        sums = _weighted_sum(alpha.to(dtype), per_head, each, dst, edges.num_dst)
+        out = out + torch.einsum("nhd,hcd->nhc", sums, weight)
     return out, edges.ungroup(alpha)
 
 

@@ -36,7 +36,8 @@ def attend(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None)
     out: Tensor = rows.weighted_sum(alpha, widened(x), rows.wide[0])
     if (values := score.edge_values) is None:
         return out
-    return torch.cat([out, rows.weighted_sum(alpha, widened(values), rows.order)], -1)
+    u, weight = map(widened, values)
+    return out + torch.einsum("nhd,hcd->nhc", rows.weighted_sum(alpha, u, rows.order), weight)
 
 
 def weights(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, keep: Tensor | None = None) -> Tensor:

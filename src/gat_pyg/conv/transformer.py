@@ -18,7 +18,7 @@ from ..attention.score import Score
 from ..features.linear import Linear
 from ..philox import drops
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
-from .mechanisms import _per_head, unrounded
+from .mechanisms import _per_head
 from .whole import side_by_side
 
 
@@ -43,8 +43,8 @@ class TransformerConv(_AttentionConv):
     Raises:
         ValueError: if an argument is out of range.
 
-    Cost: as `GATConv`, with three projections. Edge features take `[E, D]` and `[N, H, D]`: the query is projected by
-    W_6 instead of every edge, since q . (W_6 u) = (W_6^T q) . u and W_6 can be taken out of the sum over the edges.
+    Cost: as `GATConv`, with three projections. No edge is projected: q . (W_6 u) = (W_6^T q) . u, and W_6 can be taken
+    out of the sum over the edges.
 
     Example:
         >>> TransformerConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
@@ -219,21 +219,12 @@ class TransformerConv(_AttentionConv):
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
         """The heads side by side, or their mean, and W_1 h_i; `res` is h_i."""
-        if not torch.jit.is_scripting():
-            out = self._with_edges(out)
         skip = None if res is None else self.lin_skip(res)
         if self.lin_beta is None or skip is None:
             return self._combine(out, skip, None, spent)
         out = out.flatten(1) if self.concat else out.mean(dim=1)
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
-
-    def _with_edges(self, out: Tensor) -> Tensor:
-        """The operation's output, with W_6 times what it has summed of the edges, `[N, H, C]`."""
-        if out.size(-1) == self.out_channels:
-            return out
-        out, of_edges = out.split([self.out_channels, out.size(-1) - self.out_channels], dim=-1)
-        return out + unrounded(_by_head, of_edges, _per_head(self.lin_edge, self.heads).transpose(1, 2))
 
     def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
         # PyG's other layers write alpha into a torch.sparse matrix, this one does not
@@ -264,16 +255,15 @@ class TransformerConv(_AttentionConv):
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         _, query, key = ends
         assert query is not None
-        if edge_attr is None:
+        if edge_attr is None or self.lin_edge is None:
             return Dot(query, key)
-        return Dot(query, key, unrounded(_by_head, query, _per_head(self.lin_edge, self.heads)), edge_attr)
+        return Dot(query, key, edge_attr, _per_head(self.lin_edge, self.heads))
 
     def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""
         H, C, of_skip = self.heads, self.out_channels, grad
         if self.lin_beta is not None:
-            sums, skip = self._with_edges(out), self.lin_skip(grads.tensors[grads.end])
-            sums = sums.flatten(1) if self.concat else sums.mean(1)
+            sums, skip = out.flatten(1) if self.concat else out.mean(1), self.lin_skip(grads.tensors[grads.end])
             terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), self.lin_beta.weight.chunk(3, 1)
             beta = self.lin_beta(terms).sigmoid()
             of_gate = (grad * (skip - sums)).sum(1, keepdim=True) * beta * (1 - beta)
@@ -284,24 +274,15 @@ class TransformerConv(_AttentionConv):
             grad = (1 - beta) * grad + of_gate * (w_out + w_both)
         if self.root_weight:
             grads.of_linear(of_skip, grads.end, "lin_skip")
-        grad = grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
-        if out.size(-1) == C:
-            return grad
-        of_weight = torch.bmm(grad.permute(1, 2, 0), out[..., C:].transpose(0, 1))
-        grads["lin_edge.weight"] = of_weight.view_as(self.lin_edge.weight)
-        return torch.cat([grad, _by_head(grad, _per_head(self.lin_edge, H))], -1)
+        return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
 
     def _before_back(self: Any, value: Tensor, score: Any, of: Any, grads: Any) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
-        of_query = of["x_dst"]
         if score.edge_attr is not None:
-            of_edges = of["query_edge"]
-            of_query = of_query + _by_head(of_edges, _per_head(self.lin_edge, self.heads).transpose(1, 2))
-            of_weight = torch.bmm(score.x_dst.permute(1, 2, 0), of_edges.transpose(0, 1))
-            grads.add("lin_edge.weight", of_weight.view_as(self.lin_edge.weight))
+            grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)
             if grads.needs["edge_attr"]:
                 grads["edge_attr"] = of["edge_attr"]
-        grads.of_linear(of_query.flatten(1), grads.end, "lin_query")
+        grads.of_linear(of["x_dst"].flatten(1), grads.end, "lin_query")
         of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
         width = of_key.size(1)
         if of_key.stride(0) == 2 * width:  # side by side, as keys and values are
@@ -310,8 +291,3 @@ class TransformerConv(_AttentionConv):
         else:
             grads.of_linear(of_key, "x", "lin_key")
             grads.of_linear(of_value, "x", "lin_value")
-
-
-def _by_head(x: Tensor, weight: Tensor) -> Tensor:
-    """`[N, H, C]` times each head's matrix `[H, C, D]`: `[N, H, D]`."""
-    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)

@@ -133,7 +133,6 @@ def _forward_kernel(
         is_chunk,
         H,
         C,
-        C,
     )
     if p_out_plus is not None:
         b_out_plus /= b_mass[:, None]

@@ -70,36 +70,35 @@ class Dot(Score):
     r"""The scaled dot product (Vaswani et al., NeurIPS 2017), of edges with features too (Shi et al., IJCAI 2021).
 
     .. math::
-        e_{ij} = (\langle x_i, k_j \rangle + \langle p_i, u_{ij} \rangle) / \sqrt{C}
+        e_{ij} = \langle x_i, k_j + \mathbf{W}_e u_{ij} \rangle / \sqrt{C}
 
-    With edge features, the output has D more channels, sum_j alpha_ij u_ij. So a layer whose keys and values are
-    k_j + W_e u_ij and x_j + W_e u_ij passes p_i = W_e^T x_i, adds W_e times these channels, and allocates nothing of
-    size `[E, C]`.
+    With edge features, x_j + W_e u_ij is attended to instead of x_j. No backend allocates `[E, H, C]` for that: the
+    product is <W_e^T x_i, u_ij>, and W_e is applied to sum_j alpha_ij u_ij.
 
     Args:
         x_dst: x_i, the queries, `[N_dst, H, C]`.
         key: k_j, `[N_src, H, C]`; None for x_j, the features that are attended to.
-        query_edge: p, `[N_dst, H, D]`.
-        edge_attr: u, `[E, D]` in the caller's edge order; together with `query_edge`, or neither.
+        edge_attr: u, `[E, D]` in the caller's edge order.
+        lin_edge: W_e, `[H, C, D]`; together with `edge_attr`, or neither.
     """
 
     shapes: ClassVar = {
         "x_dst": ("N_dst", "H", "C"),
         "key": ("N_src", "H", "C"),
-        "query_edge": ("N_dst", "H", "D"),
         "edge_attr": ("E", "D"),
+        "lin_edge": ("H", "C", "D"),
     }
     kernels: ClassVar = "pair"
 
     x_dst: Tensor
     key: Tensor | None = None
-    query_edge: Tensor | None = None
     edge_attr: Tensor | None = None
+    lin_edge: Tensor | None = None
 
     @property
-    def edge_values(self) -> Tensor | None:
-        """The features of the edges."""
-        return self.edge_attr
+    def edge_values(self) -> tuple[Tensor, Tensor] | None:
+        """The features of the edges, and W_e."""
+        return None if self.edge_attr is None or self.lin_edge is None else (self.edge_attr, self.lin_edge)
 
     def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
         """Return e_ij `[E, H]`, grouped by dst; allocates a few tensors `[E, H, C]`."""
@@ -113,7 +112,8 @@ class Dot(Score):
         return self._with_features(e, edges) / math.sqrt(x.size(-1))
 
     def _with_features(self, e: Tensor, edges: Any) -> Tensor:
-        if self.query_edge is None or self.edge_attr is None:
+        if self.edge_attr is None or self.lin_edge is None:
             return e
-        p_i = widened(self.query_edge).index_select(0, edges.wide[1])
-        return e + torch.einsum("ehd,ed->eh", p_i, edges.group(widened(self.edge_attr)))
+        p = torch.einsum("nhc,hcd->nhd", widened(self.x_dst), widened(self.lin_edge))
+        u = edges.group(widened(self.edge_attr))
+        return e + torch.einsum("ehd,ed->eh", p.index_select(0, edges.wide[1]), u)

@@ -4,7 +4,8 @@ GATv2: e_ij = att . LeakyReLU(z_ij) with z_ij = x_i + x_j + W_e u_ij. W_e u_ij i
 time, whenever z_ij is needed. The backward pass over dst stores one bit per z: its sign. With these, the pass over src
 and that over the edges need no z.
 
-The scaled product: e_ij = (<x_i, k_j> + <p_i, u_ij>) / sqrt(C), with messages [x_j || u_ij].
+The scaled product: e_ij = <x_i, k_j + W_e u_ij> / sqrt(C), with messages x_j + W_e u_ij. It sums features of edges
+alone: <x_i, W_e u_ij> is <W_e^T x_i, u_ij>, and W_e is applied to a sum.
 """
 
 from __future__ import annotations
@@ -55,7 +56,20 @@ from ..steps.cpu import (
     weigh,
 )
 from . import Dot, GATv2
-from .cpu_edges import BLOCK, add_edges, attr_gradient, dot_edges, spread_edges, sum_edges
+from .cpu_edges import (
+    BLOCK,
+    BLOCKS,
+    add_edges,
+    add_outer,
+    attr_gradient,
+    dot_edges,
+    embed,
+    project,
+    spread_edges,
+    sum_edges,
+)
+
+ROWS = 64  # of dst, at least, whose shares of grad W_e are summed one after the other
 
 
 @inline
@@ -120,22 +134,21 @@ def _forward(
     key_: Any,
     x_dst_: Any,
     att_: Any,
-    p_: Any,
     u_: Any,
     lin_: Any,
+    back_: Any,
     w_: Any,
     out_: Any,
-    out_u_: Any,
     lse_: Any,
 ) -> None:
     """Compute the scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
-    x, key, x_dst, att, p = of_model((x_, key_, x_dst_, att_, p_), model, models)
-    u, lin, w, out, out_u, lse = of_model((u_, lin_, w_, out_, out_u_, lse_), model, models)
+    x, key, x_dst, att, u = of_model((x_, key_, x_dst_, att_, u_), model, models)
+    lin, back, w, out, lse = of_model((lin_, back_, w_, out_, lse_), model, models)
     keep = only_if_any((drop, w_), pointer(buffers[0], 0))
-    weight, shares, p_i = pointer(buffers[1], 0), pointer(buffers[2], 0), pointer(buffers[3], 0)
+    weight, shares, sums = pointer(buffers[1], 0), pointer(buffers[2], 0), pointer(buffers[3], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
             row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
@@ -148,8 +161,9 @@ def _forward(
                     dots(row, narrow, layout, x_dst, x, weight, None, None)
                 else:
                     dots(row, narrow, layout, x_dst, key, weight, None, None)
-            if p_ is not None:
-                dot_edges(row, u, ids, width, lanes, wide, pad, p, p_i, weight, None, None, None)
+            if back_ is not None:
+                project(sums, x_dst, row, back, width, wide)
+                dot_edges(row, u, ids, width, lanes, wide, pad, sums, weight, None, None)
             tops = splat(x, -np.inf, lanes)
             for k in range(row.size):
                 e = load(weight, k * row.lanes, lanes, None)
@@ -158,8 +172,9 @@ def _forward(
                     store(weight, k * row.lanes, e, None)
                 tops = larger(tops, e)
             attend(row, narrow, weight, keep, shares, tops, x, out, lse, layout)
-            if p_ is not None:
-                sum_edges(out_u, row, u, ids, width, lanes, wide, pad, p_i, weight, shares)
+            if back_ is not None:
+                sum_edges(sums, row, u, ids, width, lanes, wide, pad, weight, shares)
+                each_tile(embed, tile, row, sums, lin, width, wide, out)
 
 
 @compiled
@@ -182,12 +197,11 @@ def _backward_dst(
     key_: Any,
     x_dst_: Any,
     att_: Any,
-    p_: Any,
     u_: Any,
     lin_: Any,
+    back_: Any,
     w_: Any,
     grad_: Any,
-    grad_out_u_: Any,
     lse_: Any,
     delta_: Any,
     weights_: Any,
@@ -196,22 +210,24 @@ def _backward_dst(
     grad_w_: Any,
     grad_u_: Any,
     grad_dst_: Any,
-    grad_p_: Any,
+    step: int,
+    blocks_: Any,
 ) -> None:
     """For each chunk, compute k_ij w_ij alpha_ij, f_ij = alpha_ij (g_ij - D_i), and the sums over j.
 
     For GATv2, also the signs of z_ij; the sum is the `_spread` of a dst. For the product, f_ij is divided by sqrt(C);
-    the sums are the gradients of x_i, p_i and u_ij.
+    the sums are the gradients of x_i and u_ij and, of `step` chunks together, of W_e.
     """
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
-    x, key, x_dst, att, p, u = of_model((x_, key_, x_dst_, att_, p_, u_), model, models)
-    lin, w, grad, grad_out_u, lse = of_model((lin_, w_, grad_, grad_out_u_, lse_), model, models)
+    x, key, x_dst, att, u = of_model((x_, key_, x_dst_, att_, u_), model, models)
+    lin, back, w, grad, lse = of_model((lin_, back_, w_, grad_, lse_), model, models)
     delta, weights, changes, signs = of_model((delta_, weights_, changes_, signs_), model, models)
-    grad_w, grad_u, grad_dst, grad_p = of_model((grad_w_, grad_u_, grad_dst_, grad_p_), model, models)
+    grad_w, grad_u, grad_dst, blocks = of_model((grad_w_, grad_u_, grad_dst_, blocks_), model, models)
     keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    p_i, grad_i, sums = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
+    p_i, grad_i = pointer(buffers[3], 0), pointer(buffers[4], 0)
+    sums, shares = pointer(buffers[5], 0), pointer(buffers[6], 0)
     factor = grad_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
@@ -228,8 +244,10 @@ def _backward_dst(
                 else:
                     dots(row, narrow, layout, x_dst, key, e, None, None)
                     dots(row, narrow, layout, grad, x, product, None, None)
-            if p_ is not None:
-                dot_edges(row, u, ids, width, lanes, wide, pad, p, p_i, e, grad_out_u, grad_i, product)
+            if back_ is not None:
+                project(p_i, x_dst, row, back, width, wide)
+                project(grad_i, grad, row, back, width, wide)
+                dot_edges(row, u, ids, width, lanes, wide, pad, p_i, e, grad_i, product)
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
                 softmax_back(row, k, factor, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w,
@@ -241,10 +259,13 @@ def _backward_dst(
                     weigh(row, narrow, layout, x, product, None, grad_dst)
                 else:
                     weigh(row, narrow, layout, key, product, None, grad_dst)
-            if p_ is not None:
-                sum_edges(grad_p, row, u, ids, width, lanes, wide, pad, sums, product, None)
+            if back_ is not None:
+                sum_edges(sums, row, u, ids, width, lanes, wide, pad, product, None)
+                sum_edges(shares, row, u, ids, width, lanes, wide, pad, e, None)
+                each_tile(embed, tile, row, sums, lin, width, wide, grad_dst)
+                add_outer(blocks, v // step, row, x_dst, sums, grad, shares, width, wide)
             if grad_u_ is not None:
-                add_edges(grad_u, row, ids, width, lanes, wide, pad, p, p_i, product, grad_out_u, grad_i, e)
+                add_edges(grad_u, row, ids, width, lanes, wide, pad, p_i, product, grad_i, e)
 
 
 @compiled
@@ -319,31 +340,30 @@ class _Operands(NamedTuple):
     key: Any
     x_dst: Any
     att: Any
-    p: Any
     u: Any
-    lin: Any
+    lin: Any  # W_e, `[D, H, C]`
+    back: Any  # for the product also `[H, C, D]`
     w: Any
 
     @classmethod
     def of(cls, shape: Shape, x: Tensor, score: GATv2 | Dot, edges: Edges, edge_weight: Tensor | None) -> _Operands:
         """The operands of a score; for GATv2, D is padded to a multiple of 4 with zeros."""
-        u, has_ids = score.edge_attr, score.edge_attr is not None or edge_weight is not None
-        width, number = 0 if u is None else u.size(-1), shape.dtype.type
-        slope = scale = wide = pad = key = att = p = lin = None
+        u, lin, number = score.edge_attr, score.lin_edge, shape.dtype.type
+        ids = None if u is None and edge_weight is None else edges.perm
+        width = 0 if u is None else u.size(-1)
+        slope = scale = wide = pad = key = att = back = None
         if isinstance(score, Dot):
-            scale, wide = number(max(shape.channels, 1) ** -0.5), tile_of(width) if width else None
-            if wide is not None and width <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
+            scale, key, back, wide = number(max(shape.channels, 1) ** -0.5), score.key, lin, tile_of(width)
+            if 0 < width <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
                 pad = shape.lanes, (0,) * (1 << len(wide))
-            key, p = score.key, score.query_edge
         else:
-            slope, att, lin = number(score.negative_slope), score.att, score.lin_edge
+            slope, att = number(score.negative_slope), score.att
             padding = -width % 4
             width += padding
             u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
-            lin = None if lin is None else lin.movedim(-1, -3)
+        lin = None if lin is None else lin.movedim(-1, -3)
         (values, key), apart = _side_by_side(shape, x, key)
-        tensors = map(shape.flat, (score.x_dst, att, p, u, lin, edge_weight))
-        ids = edges.perm if has_ids else None
+        tensors = map(shape.flat, (score.x_dst, att, u, lin, back, edge_weight))
         return cls(slope, scale, shape.layout, shape.narrow, apart, wide, pad, width, ids, values, key, *tensors)
 
     @property
@@ -372,9 +392,9 @@ def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Te
     return (x.as_strided((size,), (1,)), key.as_strided((size,), (1,))), apart
 
 
-def _with_room(chunks: Chunks, operands: _Operands) -> Chunks:
-    """The chunks, with buffers that hold the features of an edge for each head."""
-    return chunks._replace(most=max(chunks.most, operands.width, 16))
+def _with_room(chunks: Chunks, operands: _Operands, step: int = 1) -> Chunks:
+    """The chunks, with buffers that hold the features of an edge for each head, in whole vectors."""
+    return chunks._replace(most=max(chunks.most, -(-operands.width // 64) * 64), step=step)
 
 
 def _shape(x: Tensor, edge_weight: Tensor | None, score: GATv2 | Dot) -> Shape:
@@ -398,16 +418,10 @@ def forward(
     heads, channels, rows = shape.heads, shape.channels, edges.num_dst
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    out_u = None if operands.p is None else shape.empty(chunks.slots, heads, operands.width)
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
-    shape.run(_forward, _with_room(chunks, operands), edges, *head, *operands.arrays, out, out_u, lse)
-    if out_u is not None:
-        merge(shape._replace(channels=operands.width), chunks, out_u, lse, None, None)
+    shape.run(_forward, _with_room(chunks, operands), edges, *head, *operands.arrays, out, lse)
     merge(shape, chunks, out, lse, None, None)
-    result = shape.first(out, rows)
-    if out_u is not None:
-        result = torch.cat([result, shape.first(out_u, rows)], -1)
-    return result.to(dtype), shape.first(lse, rows)
+    return shape.first(out, rows).to(dtype), shape.first(lse, rows)
 
 
 def backward(
@@ -429,43 +443,34 @@ def backward(
     alpha dO_i, grad W_e = att F, and grad att = sum_i x_i B_i + sum_j x_j A_j + W_e F. It also
     stores one bit per feature of an edge.
 
-    The product: grad x_i = sum_j f_ij k_j, grad p_i = sum_j f_ij u_ij, grad k_j = sum_i f_ij x_i, grad x_j = sum_i k w
-    alpha dO_i and, with dS the gradient of the channels of the edges, grad u_ij = sum over the heads of f_ij p_i + k w
-    alpha dS_i.
+    The product: grad x_i = sum_j f_ij (k_j + W_e u_ij), grad k_j = sum_i f_ij x_i, grad x_j = sum_i k w alpha dO_i,
+    grad u_ij = W_e^T (f_ij x_i + k w alpha dO_i), summed over the heads, and grad W_e = sum_i x_i (sum_j f_ij u_ij)^T +
+    dO_i (sum_j k w alpha u_ij)^T, by the same blocks of rows for any number of threads.
     """
     shape, (lse,) = _shape(x, edge_weight, score), saved
     heads, channels, num_edges = shape.heads, shape.channels, edges.num_edges
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     operands = _Operands.of(shape, x, score, edges, edge_weight)
-    features = 0 if operands.p is None else operands.width
     delta = head_dots(Shape.of(out, grad), grad, out)
-    g, g_u = shape.flat(grad[..., :channels] if features else grad), None
-    weights, changes, signs = shape.empty(num_edges, heads), shape.empty(num_edges, heads), None
-    grad_w, grad_u, grad_p = shape.empty(num_edges, heads) if needs[1] else None, None, None
+    g, weights, changes = shape.flat(grad), shape.empty(num_edges, heads), shape.empty(num_edges, heads)
+    grad_w, signs, grad_u, blocks = shape.empty(num_edges, heads) if needs[1] else None, None, None, None
+    step = 1
     if isinstance(score, GATv2):
         tile = 1 << len(shape.tile)
         signs = np.empty(shape.models * num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
-    elif features:
-        g_u, grad_p = shape.flat(grad[..., channels:]), shape.empty(by_dst.slots, heads, features)
-        grad_u = shape.empty(edges.num_rows, features) if needs[5] else None
+    elif operands.back is not None:
+        grad_u = shape.empty(edges.num_rows, operands.width) if needs[4] else None
         if grad_u is not None and edges.num_rows > num_edges:
             grad_u.zero_()
+        count, size = by_dst.row.size, 1 << len(operands.wide)
+        step = max(ROWS, -(-count // BLOCKS))
+        blocks = shape.empty(-(-count // step), heads, channels, -(-operands.width // size) * size).zero_()
     sums_dst = shape.empty(by_dst.slots, heads, channels)
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
-    results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
-    shape.run(
-        _backward_dst,
-        _with_room(by_dst, operands),
-        edges,
-        *head,
-        *operands.arrays,
-        g,
-        g_u,
-        shape.flat(lse),
-        delta,
-        *results,
-    )
+    results = weights, changes, signs, grad_w, grad_u, sums_dst, step, blocks
+    of_dst = g, shape.flat(lse), delta, *results
+    shape.run(_backward_dst, _with_room(by_dst, operands, step), edges, *head, *operands.arrays, *of_dst)
     beside = operands.apart > heads  # the gradients of key and x too
     sums = [shape.empty(by_src.slots, *(2,) * beside, heads, channels) for _ in range(2 - beside)]
     sums_src, values = sums[0].unbind(1) if beside else sums
@@ -478,16 +483,13 @@ def backward(
     merge_sums(shape.models, by_dst, heads * channels, sums_dst)
     merge_sums(shape.models, by_src, (1 + beside) * heads * channels, *sums)
     grad_x, grad_key = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
-    of_dst = shape.first(sums_dst, edges.num_dst)
-    grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": of_dst}
+    grad_x_dst = shape.first(sums_dst, edges.num_dst)
+    grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": grad_x_dst}
     if grad_w is not None:
         grads["edge_weight"] = edges.ungroup(grad_w, len(shape.batch))
     if isinstance(score, Dot):
-        if grad_p is not None:
-            merge_sums(shape.models, by_dst, heads * features, grad_p)
-            grads["query_edge"] = shape.first(grad_p, edges.num_dst)
-        if grad_u is not None:
-            grads["edge_attr"] = grad_u
+        if blocks is not None:
+            grads |= {"edge_attr": grad_u, "lin_edge": shape.sum(blocks)[..., : operands.width].contiguous()}
         return grads | ({"x": grad_x.add_(grad_key)} if score.key is None else {"key": grad_key})
     # slots of long rows may follow the rows of the sums
     grad_att = _att_gradient(shape, operands, operands.x, edges.num_src, sums_src, values)

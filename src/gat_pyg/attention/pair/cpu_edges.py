@@ -1,4 +1,9 @@
-"""Features of edges on a CPU: steps of the passes over dst for the scaled product, and kernels over edges for GATv2."""
+"""Features of edges on a CPU: steps of the passes over dst for the scaled product, and kernels over edges for GATv2.
+
+The scaled product applies W_e to a dst, not to its edges: p_i = W_e^T x_i, with <x_i, W_e u_ij> = <p_i, u_ij>, and W_e
+times a sum of u_ij. Buffers have p_i and these sums for the heads of a vector, `[H, D]`, D padded to whole vectors;
+with `pad`, one vector has all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.rows import Job, Shape, run, tile_of
 from ...kernels.cpu.vector import (
     fold,
+    lane_sum,
     leaky_by,
     load,
     of_model,
@@ -29,49 +35,52 @@ BLOCKS = 64  # blocks of edges at most; each has its share of grad W_e in memory
 
 
 @inline
-def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p: Any, p_i: Any, e: Any,
-              grad: Any, grad_i: Any, product: Any) -> None:  # fmt: skip
-    """Add <p_i, u_ij> to e for all edges of a dst; with `product`, also <dS_i, u_ij>; p and dS are `[N, H, D]`.
+def _stride(width: int, wide: Any) -> int:
+    """Elements from one head to the next in buffers `[H, D]`: whole vectors."""
+    return (width + (1 << len(wide)) - 1) >> len(wide) << len(wide)
 
-    Both rows of the dst are copied: with `pad`, features are followed by zeros, and a vector has those of all heads.
-    Otherwise they are `[D, H]`, and a vector has one feature of all heads.
-    """
-    _copy_row(p_i, p, row, width, wide, pad)
-    if product is not None:
-        _copy_row(grad_i, grad, row, width, wide, pad)
+
+@inline
+def project(to: Any, x: Any, row: Row, lin: Any, width: int, wide: Any) -> None:
+    """Fill a buffer with W_e^T x_i of each head of a dst; zeros for heads that do not exist. `lin` is `[H, C, D]`."""
+    for h in range(row.lanes):
+        for d in range(0, width, 1 << len(wide)):
+            total = splat(x, 0.0, wide)
+            if h < row.width:
+                for c in range(row.channels):
+                    at = ((row.head + h) * row.channels + c) * width + d
+                    total = total + x[(row.own + h) * row.channels + c] * load(lin, at, wide, width - d)
+            store(to, h * _stride(width, wide) + d, total, None)
+
+
+@inline
+def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p_i: Any, e: Any, grad_i: Any,
+              product: Any) -> None:  # fmt: skip
+    """Add <p_i, u_ij> to e and <grad_i, u_ij> to `product`, if present, for all edges of a dst."""
     for k in range(row.size):
         prefetch_edge(u, ids, row, k, width)
-        at, total = row_of_edge(ids, row.begin + k) * width, load(e, k * row.lanes, lanes, None)
-        if product is not None:
-            other = load(product, k * row.lanes, lanes, None)
+        at = row_of_edge(ids, row.begin + k) * width
         if pad is not None:
-            values = repeat(load(u, at, wide, width), pad)
-            total = total + per_head(load(p_i, 0, pad, None) * values, lanes)
+            values, to = repeat(load(u, at, wide, width), pad), k * row.lanes
+            store(e, to, load(e, to, lanes, None) + per_head(load(p_i, 0, pad, None) * values, lanes), None)
             if product is not None:
-                other = other + per_head(load(grad_i, 0, pad, None) * values, lanes)
+                total = load(product, to, lanes, None) + per_head(load(grad_i, 0, pad, None) * values, lanes)
+                store(product, to, total, None)
         else:
-            for d in range(width):
-                total = total + u[at + d] * load(p_i, d * row.lanes, lanes, None)
+            for h in range(row.width):
+                part, other = splat(u, 0.0, wide), splat(u, 0.0, wide)
+                for d in range(0, width, 1 << len(wide)):
+                    u_ij, of_head = load(u, at + d, wide, width - d), h * _stride(width, wide) + d
+                    part = part + u_ij * load(p_i, of_head, wide, None)
+                    if product is not None:
+                        other = other + u_ij * load(grad_i, of_head, wide, None)
+                e[k * row.lanes + h] += lane_sum(part)
                 if product is not None:
-                    other = other + u[at + d] * load(grad_i, d * row.lanes, lanes, None)
-        store(e, k * row.lanes, total, None)
-        if product is not None:
-            store(product, k * row.lanes, other, None)
+                    product[k * row.lanes + h] += lane_sum(other)
 
 
 @inline
-def _copy_row(to: Any, values: Any, row: Row, width: int, wide: Any, pad: Any) -> None:
-    """Copy a dst's `[H, D]` as `dot_edges` reads it; zeros for heads that do not exist."""
-    for h in range(row.lanes):
-        if pad is not None:
-            store(to, h << len(wide), load(values, (row.own + h) * width, wide, width if h < row.width else 0), None)
-        else:
-            for d in range(width):
-                to[d * row.lanes + h] = values[(row.own + h) * width + d] if h < row.width else 0.0
-
-
-@inline
-def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, sums: Any, weight: Any,
+def sum_edges(sums: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, weight: Any,
               shares: Any) -> None:  # fmt: skip
     """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
     if pad is not None:
@@ -82,8 +91,6 @@ def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide
         if shares is not None:
             total = per_feature(load(shares, 0, lanes, None), pad) * total
         store(sums, 0, total, None)
-        for h in range(row.width):
-            store(out, (row.to + h) * width, load(sums, h << len(wide), wide, None), width)
     else:
         for h in range(row.width):
             for d in range(0, width, 1 << len(wide)):
@@ -93,13 +100,39 @@ def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide
                     part = part + weight[k * row.lanes + h] * u_ij
                 if shares is not None:
                     part = shares[h] * part
-                store(out, (row.to + h) * width + d, part, width - d)
+                store(sums, h * _stride(width, wide) + d, part, None)
 
 
 @inline
-def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p: Any, p_i: Any,
-              change: Any, grad: Any, grad_i: Any, weight: Any) -> None:  # fmt: skip
-    """The gradient of each u_ij, the sum over the heads of `change` p_i + `weight` dS_i; p and dS as in `dot_edges`."""
+def embed(row: Row, h: int, c: int, tile: Any, count: Any, sums: Any, lin: Any, width: int, wide: Any,
+          out: Any) -> None:  # fmt: skip
+    """Add W_e times the sums of a dst to a tile of its result; `lin` is `[D, H, C]`."""
+    total = load(out, row.to * row.channels + c, tile, count)
+    for d in range(width):
+        value = sums[h * _stride(width, wide) + d]
+        total = total + value * load(lin, (d * row.heads + row.head) * row.channels + c, tile, count)
+    store(out, row.to * row.channels + c, total, count)
+
+
+@inline
+def add_outer(blocks: Any, block: int, row: Row, x: Any, sums: Any, grad: Any, shares: Any, width: int,
+              wide: Any) -> None:  # fmt: skip
+    """Add x_i times its sums of features of edges, and dO_i times its own, to a block of grad W_e, `[H, C, D]`."""
+    stride = _stride(width, wide)
+    for h in range(row.width):
+        for c in range(row.channels):
+            at = (row.own + h) * row.channels + c
+            to = ((np.int64(block) * row.heads + row.head + h) * row.channels + c) * stride
+            for d in range(0, width, 1 << len(wide)):
+                total = load(blocks, to + d, wide, None) + x[at] * load(sums, h * stride + d, wide, None)
+                total = total + grad[at] * load(shares, h * stride + d, wide, None)
+                store(blocks, to + d, total, None)
+
+
+@inline
+def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p_i: Any, change: Any,
+              grad_i: Any, weight: Any) -> None:  # fmt: skip
+    """The gradient of each u_ij, the sum over the heads of `change` p_i + `weight` grad_i."""
     for k in range(row.size):
         to = row_of_edge(ids, row.begin + k) * width
         if pad is not None:
@@ -115,9 +148,9 @@ def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, wide: Any
                 if row.head > 0:
                     part = load(grad_u, to + d, wide, width - d)
                 for h in range(row.width):
-                    at = (row.own + h) * width + d
-                    part = part + change[k * row.lanes + h] * load(p, at, wide, width - d)
-                    part = part + weight[k * row.lanes + h] * load(grad, at, wide, width - d)
+                    at = h * _stride(width, wide) + d
+                    part = part + change[k * row.lanes + h] * load(p_i, at, wide, None)
+                    part = part + weight[k * row.lanes + h] * load(grad_i, at, wide, None)
                 store(grad_u, to + d, part, width - d)
 
 

@@ -34,13 +34,21 @@ from ..steps.gpu import (
     leaky,
     load_edges,
     of_rows,
-    spaced,
     store_attended,
     store_edges,
     total_mass,
 )
 from . import Dot, GATv2
-from .gpu_edges import Operands, attr_gradient, embed, features_of, load_slopes, parameter_gradients, store_signs
+from .gpu_edges import (
+    Operands,
+    attr_gradient,
+    embed,
+    features_of,
+    load_slopes,
+    multiply,
+    parameter_gradients,
+    store_signs,
+)
 
 BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU
 
@@ -91,7 +99,6 @@ def _forward_kernel(
     C: tl.constexpr,
     D: tl.constexpr,
     STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -101,9 +108,9 @@ def _forward_kernel(
 ):
     """For one dst i: O_i and lse_i, for e_ij = att . LeakyReLU(z_ij) with z_ij = x_j + x_i + W_e u_ij.
 
-    Without att, for e_ij = scale (<x_i, k_j> + <p_i, u_ij>), and S_i = sum_j k_ij w_ij alpha_ij u_ij too. A chunk
-    leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`. In rows of O and S, the heads are `WIDTH`
-    elements apart; rows of x and k are `STRIDE`.
+    Without att, for e_ij = scale (<x_i, k_j> + <p_i, u_ij>), where p_i = W_e^T x_i, and S_i = sum_j k_ij w_ij alpha_ij
+    u_ij too; O_i is without its W_e S_i. A chunk leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`.
+    Rows of x and k are `STRIDE` elements apart.
     """
     H = all_models(EACH, models)
     i_item = tl.program_id(0)
@@ -154,17 +161,16 @@ def _forward_kernel(
         is_chunk,
         H,
         C,
-        WIDTH,
     )
     if p_out_edge is not None:
-        o_row, o_chunk = offset(i_row, H * WIDTH) + spaced(o_hd, i_h, D, WIDTH), offset(i_item, H * D) + o_hd
+        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd
         store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 
-# Backward. With g_ij = <dO_i, x_j> + <dS_i, u_ij> and D_i = sum_j k_ij w_ij alpha_ij g_ij = <dO_i, O_i> + <dS_i, S_i>:
-# grad w_ij = k_ij alpha_ij g_ij, grad e_ij = alpha_ij (k_ij w_ij g_ij - D_i), and grad z_ij = att grad e_ij
-# LeakyReLU'(z_ij), or for the scaled product scale grad e_ij times the other end's features. Of z_ij the passes after
-# that over dst read only the sign, a bit for each channel.
+# Backward. With dS_i = W_e^T dO_i, g_ij = <dO_i, x_j> + <dS_i, u_ij> and D_i = sum_j k_ij w_ij alpha_ij g_ij, which is
+# <dO_i, O_i>: grad w_ij = k_ij alpha_ij g_ij, grad e_ij = alpha_ij (k_ij w_ij g_ij - D_i), and grad z_ij = att
+# grad e_ij LeakyReLU'(z_ij), or for the scaled product scale grad e_ij times the other end's features. Of z_ij the
+# passes after that over dst read only the sign, a bit for each channel.
 
 
 @triton.jit(do_not_specialize=["num_chunks", "num_items", "threshold", "models", "attr_stride"])
@@ -180,7 +186,6 @@ def _backward_dst_kernel(
     p_edge_attr,
     p_edge_weight,
     p_out,
-    p_out_edge,
     p_lse,
     p_weights,
     p_ptr,
@@ -191,7 +196,7 @@ def _backward_dst_kernel(
     p_seed,
     p_dropout_ids,
     p_grad_x_dst,
-    p_grad_query_edge,
+    p_sums_edge,
     p_grad_att,
     p_grad_weight,
     p_signs,
@@ -208,7 +213,6 @@ def _backward_dst_kernel(
     C: tl.constexpr,
     D: tl.constexpr,
     STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -216,7 +220,7 @@ def _backward_dst_kernel(
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For every dst i of the program: grad x_i = sum_j grad z_ij and grad p_i; its share of grad att; grad w_ij.
+    """For every dst i of the program: grad x_i = sum_j grad z_ij; grad p_i and S_i; its share of grad att; grad w_ij.
 
     grad att = sum_ij grad e_ij LeakyReLU(z_ij). Every edge leaves k_ij w_ij alpha_ij and grad e_ij in `p_weights`
     `[E, 2, H]`, and for GATv2 the signs of z_ij in `p_signs`, for the passes over src and over edges.
@@ -233,17 +237,14 @@ def _backward_dst_kernel(
             i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
         )
         o_row, o_row_d = offset(i_row, H * C) + o_hc, offset(i_row, H * D) + o_hd
-        o_out = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH)
         b_x_dst, b_query_edge = load_row(p_x_dst, o_row, m_hc), load_row(p_query_edge, o_row_d, m_hd)
-        b_grad, b_lse = load_row(p_grad, o_out, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
-        b_mean = tl.sum(b_grad * load_row(p_out, o_out, m_hc), 1)
-        if p_query_edge is not None:
-            o_out = offset(i_row, H * WIDTH) + spaced(o_hd, i_h, D, WIDTH)
-            b_grad_out_edge = load_row(p_grad_out_edge, o_out, m_hd)
-            b_mean += tl.sum(b_grad_out_edge * load_row(p_out_edge, o_out, m_hd), 1)
+        b_grad, b_grad_out_edge = load_row(p_grad, o_row, m_hc), load_row(p_grad_out_edge, o_row_d, m_hd)
+        b_lse = load_row(p_lse, offset(i_row, H) + i_h, m_h)
+        b_mean = tl.sum(b_grad * load_row(p_out, o_row, m_hc), 1)
 
         b_grad_x_dst = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
         b_grad_query_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+        b_out_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
         for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
             o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
             i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
@@ -276,14 +277,16 @@ def _backward_dst_kernel(
                 b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * b_key, 0)
             if p_query_edge is not None:
                 b_grad_query_edge += tl.sum(b_grad_e[:, :, None] * b_attr, 0)
+                b_out_edge += tl.sum((b_alpha * b_factor)[:, :, None] * b_attr, 0)
 
         b_grad_x_dst *= b_att if p_att is not None else scale
-        o_chunk = offset(i_item, H * C + (0 if p_query_edge is None else H * D))
+        o_chunk = offset(i_item, H * C + (0 if p_query_edge is None else 2 * H * D))
         store_row(p_grad_x_dst, p_chunks, o_row, o_chunk + o_hc, b_grad_x_dst, m_hc, is_whole, is_chunk)
         if p_query_edge is not None:
-            b_grad_query_edge *= scale
-            o_chunk_d = o_chunk + H * C + o_hd
-            store_row(p_grad_query_edge, p_chunks, o_row_d, o_chunk_d, b_grad_query_edge, m_hd, is_whole, is_chunk)
+            o_sums, o_chunk_d = offset(i_row, 2 * H * D) + o_hd, o_chunk + H * C + o_hd
+            store_row(p_sums_edge, p_chunks, o_sums, o_chunk_d, b_grad_query_edge * scale, m_hd, is_whole, is_chunk)
+            o_sums, o_chunk_d = o_sums + H * D, o_chunk_d + H * D
+            store_row(p_sums_edge, p_chunks, o_sums, o_chunk_d, b_out_edge, m_hd, is_whole, is_chunk)
     if p_att is not None:
         tl.store(p_grad_att + offset(tl.program_id(0), H * C) + o_hc, b_grad_att, mask=m_hc)
 
@@ -310,7 +313,6 @@ def _backward_src_kernel(
     EACH: tl.constexpr,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -319,8 +321,7 @@ def _backward_src_kernel(
 ):
     """For one src j: grad x_j = sum_i k_ij w_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left.
 
-    With keys, the second sum is grad k_j instead. The heads of dO are `WIDTH` elements apart, the rows of both results
-    `STRIDE`.
+    With keys, the second sum is grad k_j instead. Rows of both results are `STRIDE` elements apart.
     """
     H = all_models(EACH, models)
     i_item = tl.program_id(0)
@@ -334,7 +335,7 @@ def _backward_src_kernel(
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
         b_w, b_grad_e = load_edges(p_weights, i_place, i_h, m_eh, H)
-        b_grad = gather_features(p_grad, i_dst, spaced(o_hc, i_h, C, WIDTH), m_e, m_hc, H * WIDTH)
+        b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         if p_signs is not None:
             b_other = load_slopes(p_signs, i_place, i_h, m_eh, slope, H, C, BLOCK_E, BLOCK_H, BLOCK_C)
@@ -362,26 +363,20 @@ def forward(
     dtype: torch.dtype,
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
-    """Return the output `[N_dst, H, C]`, or C + D, in `dtype` and log-sum-exp `[N_dst, H]`."""
+    """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
     operands, (weight,) = Operands.of(x, score), beside(models, edge_weight)
-    arguments = operands.arguments
+    arguments, lin = operands.arguments, operands.weight
     x = arguments.pop("p_x")
-    whole = x.new_empty(edges.num_dst, x.size(1), operands.width, dtype=dtype)
-    out, out_edge = _split(whole, operands)
+    out_edge = None if operands.query_edge is None else torch.empty_like(operands.query_edge)
+    out = x.new_empty(edges.num_dst, *x.shape[1:], dtype=dtype if out_edge is None else torch.float32)
     written = {"p_out_edge": out_edge, "p_chunks_edge": None, "p_edge_weight": weight, "p_perm": edges.perm}
     lse = forward_pass(
         _forward_kernel, x, out, edges, models.numel(), dropout, seed, **arguments, **written, **operands.block
     )
-    return apart(models, whole, lse)
-
-
-def _split(tensor: Tensor, operands: Operands) -> tuple[Tensor, Tensor | None]:
-    """The first C of the channels, and those of the features of edges that are attended to."""
-    if not operands.features:
-        return tensor, None
-    of_x, of_edges = tensor.split([operands.x.size(-1), operands.features], -1)
-    return of_x, of_edges
+    if out_edge is not None and lin is not None:
+        out += multiply("nhd,hcd->nhc", out_edge, lin)
+    return apart(models, out.to(dtype), lse)
 
 
 def backward(
@@ -409,10 +404,11 @@ def backward(
         by_rows = ("x", "edge_weight", *(name for name, shape in score.shapes.items() if shape[1] == "H"))
         return grads | dict(zip(by_rows, apart(models, *beside(models, *map(grads.get, by_rows))), strict=True))
 
-    grad, out = beside(models, grad, out)
-    (grad, grad_edge), (out, out_edge) = _split(grad, operands), _split(out, operands)
-    lse, weight = beside(models, *saved, edge_weight)
-    key, query_edge = operands.key, operands.query_edge
+    grad, out, lse, weight = beside(models, grad, out, *saved, edge_weight)
+    key, lin, grad_edge, sums_edge = operands.key, operands.weight, None, None
+    if lin is not None:
+        grad_edge = multiply("nhc,hcd->nhd", grad, lin)
+        sums_edge = grad_edge.new_empty(edges.num_dst, 2, *grad_edge.shape[1:])
     grad_x_dst, grad_key, both = torch.empty_like(operands.x_dst), None, None
     if operands.stride is None:
         grad_x = torch.empty_like(operands.x)
@@ -420,21 +416,26 @@ def backward(
     else:
         both = x.new_empty(num_src, 2, heads, channels)
         grad_key, grad_x = both.unbind(1)
-    grad_query_edge = None if query_edge is None else torch.empty_like(query_edge)
     grad_weight = of_rows(edges, wanted["edge_weight"], edges.num_rows, heads, device=x.device)
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
     signs = None if operands.att is None else x.new_empty(num_edges, heads, -(-channels // 8), dtype=torch.uint8)
     launch = _Backward(operands, edges, models.numel(), grad, weights, signs)
-    of_dst = {"p_grad_out_edge": grad_edge, "p_edge_weight": weight, "p_out": out, "p_out_edge": out_edge, "p_lse": lse}
+    of_dst = {"p_grad_out_edge": grad_edge, "p_edge_weight": weight, "p_out": out, "p_lse": lse}
     of_dst |= {"p_grad_weight": grad_weight, **drop_arguments(dropout, seed, edges.dropout_ids_by_dst)}
     with torch.cuda.device_of(x):
-        shares = launch.over_dst(grad_x_dst, grad_query_edge, **of_dst)
+        shares = launch.over_dst(grad_x_dst, sums_edge, **of_dst)
         launch.over_src(grad_x, grad_key, both)
-        names = "x", "edge_weight", "x_dst", "key", "query_edge"
-        grads = dict(zip(names, apart(models, grad_x, grad_weight, grad_x_dst, grad_key, grad_query_edge), strict=True))
+        grad_lin = None
+        if lin is not None and sums_edge is not None:
+            of_query, of_out = sums_edge.unbind(1)
+            grad_x_dst = grad_x_dst + multiply("nhd,hcd->nhc", of_query, lin)
+            grad_lin = multiply("nhc,nhd->hcd", operands.x_dst, of_query) + multiply("nhc,nhd->hcd", grad, of_out)
+        names = "x", "edge_weight", "x_dst", "key"
+        grads = dict(zip(names, apart(models, grad_x, grad_weight, grad_x_dst, grad_key), strict=True))
         if isinstance(score, Dot):
-            if score.query_edge is not None and query_edge is None:  # D is 0
-                grads["query_edge"] = torch.zeros_like(score.query_edge)
+            if score.lin_edge is not None:  # no sums if D is 0
+                like = score.lin_edge
+                grads["lin_edge"] = torch.zeros_like(like) if grad_lin is None else grad_lin.view_as(like)
             if wanted["edge_attr"]:
                 grads["edge_attr"] = attr_gradient(operands, grad_edge, weights, edges, launch.models, models)
         else:
@@ -455,11 +456,14 @@ class _Backward(NamedTuple):
     weights: Tensor  # [E, 2, H], from the pass over dst to the others
     signs: Tensor | None  # [E, H, C / 8], likewise
 
-    def over_dst(self, grad_x_dst: Tensor, grad_query_edge: Tensor | None, **arguments: Any) -> Tensor | None:
-        """Launch the pass over the rows of dst, and the sum of their chunks; return the shares of grad att."""
+    def over_dst(self, grad_x_dst: Tensor, sums_edge: Tensor | None, **arguments: Any) -> Tensor | None:
+        """Launch the pass over the rows of dst, and the sum of their chunks; return the shares of grad att.
+
+        `sums_edge` are grad p and S, `[N_dst, 2, H, D]`.
+        """
         operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
         walk = walk_of(edges, "dst", self.models, heads, channels, operands.features)
-        held = walk.hold(heads * (channels + operands.features))
+        held = walk.hold(heads * (channels + 2 * operands.features))
         blocks = walk.items if operands.att is None else min(walk.items, BLOCKS)
         shares = None if operands.att is None else self.weights.new_empty(blocks, heads, channels)
         _backward_dst_kernel[(blocks, walk.slabs)](
@@ -468,7 +472,7 @@ class _Backward(NamedTuple):
             p_src=edges.src,
             p_perm=edges.perm,
             p_grad_x_dst=grad_x_dst,
-            p_grad_query_edge=grad_query_edge,
+            p_sums_edge=sums_edge,
             p_grad_att=shares,
             p_signs=self.signs,
             p_chunks=held,
@@ -478,7 +482,7 @@ class _Backward(NamedTuple):
             **arguments,
             **walk.arguments,
         )
-        walk.sum(held, grad_x_dst, grad_query_edge)
+        walk.sum(held, grad_x_dst, sums_edge)
         return shares
 
     def over_src(self, grad_x: Tensor, grad_key: Tensor | None, both: Tensor | None) -> None:
@@ -501,7 +505,6 @@ class _Backward(NamedTuple):
             slope=operands.slope,
             scale=operands.scale,
             STRIDE=None if both is None else both.stride(0),
-            WIDTH=operands.width,
             **walk.arguments,
         )
         if both is not None:

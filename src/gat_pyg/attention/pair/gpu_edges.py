@@ -32,8 +32,9 @@ class Operands(NamedTuple):
     x_dst: Tensor
     att: Tensor | None
     key: Tensor | None
-    lin: Tensor | None  # [D, H, C]
-    query_edge: Tensor | None
+    lin: Tensor | None  # W_e of GATv2, [D, H, C]
+    weight: Tensor | None  # W_e of the scaled product, [H, C, D]
+    query_edge: Tensor | None  # p = W_e^T x_dst, [N_dst, H, D]
     edge_attr: Tensor | None  # [E, D] of all models, or of each in turn
     attr_stride: int  # from one model to the next
     stride: int | None  # from one row of x and key to the next, which lie beside each other; None: they lie apart
@@ -44,25 +45,28 @@ class Operands(NamedTuple):
     def of(cls, x: Tensor, score: GATv2 | Dot) -> Operands:
         """The operands of a score."""
         models, scale, edge_attr = x.shape[:-3], max(x.size(-1), 1) ** -0.5, score.edge_attr
-        att = lin = key = query_edge = None
-        slope = 1.0
-        if isinstance(score, Dot):
-            key, query_edge = score.key, score.query_edge
-        else:
-            att, lin, slope = score.att.contiguous(), score.lin_edge, float(score.negative_slope)
+        att = key = query_edge = None
+        lin, slope = score.lin_edge, 1.0
         if edge_attr is None or edge_attr.size(-1) == 0:
-            lin = query_edge = edge_attr = None
+            lin = edge_attr = None
+        weight = lin.flatten(0, -3) if lin is not None and isinstance(score, Dot) else None
+        if isinstance(score, Dot):
+            key, lin = score.key, None
+        else:
+            att, slope = score.att.contiguous(), float(score.negative_slope)
         stride = 0
         if edge_attr is not None:
             shared = edge_attr.dim() == 3 and edge_attr.stride(0) == 0
             edge_attr = (edge_attr[0] if shared else edge_attr).contiguous()
             stride = edge_attr[0].numel() if edge_attr.dim() == 3 else 0
         lin = None if lin is None else lin.movedim(-1, 0).contiguous()
-        x_dst, query_edge = beside(models, score.x_dst, query_edge)
+        (x_dst,) = beside(models, score.x_dst)
+        if weight is not None:
+            query_edge = multiply("nhc,hcd->nhd", x_dst, weight)
         between = None if key is None or models or x.dtype != key.dtype or x.stride() != key.stride() else x.stride(0)
         if between is None or between <= x.size(1) * x.size(2) or not x[:1].is_contiguous():
             between, (x, key) = None, beside(models, x, key)
-        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, between, slope, scale)
+        return cls(x, x_dst, att, key, lin, weight, query_edge, edge_attr, stride, between, slope, scale)
 
     @property
     def size(self) -> int:
@@ -75,21 +79,23 @@ class Operands(NamedTuple):
         return 0 if self.query_edge is None else self.size
 
     @property
-    def width(self) -> int:
-        """The channels of a head of the output."""
-        return self.x.size(-1) + self.features
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """The kernels' arguments for the operands."""
         numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
-        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in {*numbers, "stride"}}
-        return tensors | numbers | {"D": self.size, "STRIDE": self.stride, "WIDTH": self.width}
+        others = {*numbers, "stride", "weight"}
+        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in others}
+        return tensors | numbers | {"D": self.size, "STRIDE": self.stride}
 
     @property
     def block(self) -> dict[str, int]:
         """The kernels' argument for a block of all features that are attended to."""
         return {"BLOCK_D": triton.next_power_of_2(max(1, self.features))}
+
+
+def multiply(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """Return a product by `torch.einsum` in float32, also under autocast."""
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.einsum(equation, a.float(), b.float()).contiguous()
 
 
 @triton.jit
@@ -271,7 +277,6 @@ def _attr_kernel(
     scale,
     EACH: tl.constexpr,
     D: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -287,10 +292,10 @@ def _attr_kernel(
     b_sum = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     for i_head in tl.range(0, EACH, num_stages=1):
         i_h = i_model * EACH + i_head
-        o_row, o_out = offset(i_dst, H * D) + i_h * D, offset(i_dst, H * WIDTH) + i_h * WIDTH
+        o_row = offset(i_dst, H * D) + i_h * D
         b_w = tl.load(p_weights + offset(i_place, 2 * H) + i_h, mask=m_e, other=0.0)
         b_grad_e = tl.load(p_weights + offset(i_place, 2 * H) + H + i_h, mask=m_e, other=0.0)
-        b_sum += b_w[:, None] * _matrix(p_grad_out_edge, o_out, o_d, m_e, o_d < D)
+        b_sum += b_w[:, None] * _matrix(p_grad_out_edge, o_row, o_d, m_e, o_d < D)
         b_sum += (scale * b_grad_e)[:, None] * _matrix(p_query_edge, o_row, o_d, m_e, o_d < D)
     o_attr = offset(i_model, grad_stride) + offset(edge_id(p_perm, i_place, m_e), D)
     p_grad = p_grad_attr + o_attr[:, None] + o_d[None, :]
@@ -363,7 +368,6 @@ def attr_gradient(
             scale=operands.scale,
             **stack_arguments(models, operands.x.size(1)),
             D=size,
-            WIDTH=operands.width,
             BLOCK_E=block_e,
             BLOCK_D=block_d,
             enable_fp_fusion=FP_FUSION,

@@ -74,23 +74,15 @@ def store_attended(
     is_chunk,
     H,
     C: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):
-    """Store O and the log-sum-exp of a row or chunk; in a row, the heads are `WIDTH` elements apart."""
+    """Store O and the log-sum-exp of a row or chunk."""
     b_lse = b_top + tl.log2(b_mass) * LN2
     b_out /= b_mass[:, None]
     o_chunk, o_chunk_h = offset(tl.program_id(0), H * C) + o_hc, offset(tl.program_id(0), H) + i_h
-    o_row = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH)
-    store_row(p_out, p_chunks, o_row, o_chunk, b_out, m_hc, is_whole, is_chunk)
+    store_row(p_out, p_chunks, offset(i_row, H * C) + o_hc, o_chunk, b_out, m_hc, is_whole, is_chunk)
     if p_chunks is not None:
         tl.store(p_chunks_h + o_chunk_h, b_lse, mask=m_h & is_chunk)
     tl.store(p_lse + offset(i_row, H) + i_h, finite(b_lse), mask=m_h & is_whole)
-
-
-@triton.jit
-def spaced(o_hc, i_h, C: tl.constexpr, WIDTH: tl.constexpr):
-    """The offsets of the features of heads within a row, where the heads are `WIDTH` instead of C elements apart."""
-    return o_hc + i_h[:, None] * (WIDTH - C)
 
 
 @triton.jit
@@ -128,14 +120,13 @@ def _merge_kernel(
     models,
     EACH: tl.constexpr,
     C: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """For one split row of chunks q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q.
 
-    O+ and A+ of all chunks follow after O and lse of all. In a row of O, the heads are `WIDTH` elements apart.
+    O+ and A+ of all chunks follow after O and lse of all.
     """
     H = all_models(EACH, models)
     i_row = tl.load(p_rows + tl.program_id(0))
@@ -165,7 +156,7 @@ def _merge_kernel(
             b_mass_plus = b_mass_plus * b_shrink + tl.sum(b_exp * b_chunk, 0)
 
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
-    o_row, o_row_h = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH), offset(i_row, H) + i_h
+    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
     tl.store(p_out + o_row, b_out / b_mass[:, None], mask=m_hc)
     tl.store(p_lse + o_row_h, finite(b_top + tl.log2(b_mass) * LN2), mask=m_h)
     if p_out_plus is not None:
@@ -248,6 +239,5 @@ def _merge(
             mass_plus,
             **stack_arguments(walk.models, walk.heads),
             C=channels,
-            WIDTH=out.stride(1),
             **walk.tile._replace(channels=triton.next_power_of_2(channels)).blocks,
         )

@@ -42,6 +42,7 @@ class Chunks(NamedTuple):
     long: np.ndarray
     first: np.ndarray
     most: int  # edges of a chunk
+    step: int = 1  # chunks that one thread takes together, from a multiple of it on
 
     @property
     def slots(self) -> int:
@@ -107,6 +108,7 @@ class Job(NamedTuple):
     models: int
     room: int  # numbers of a buffer
     gathers: int  # numbers that are read or made in all, about
+    step: int = 1  # of `Chunks`
 
 
 def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
@@ -130,7 +132,8 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
             kernel((0, chunks, model, models, buffers), *arrays)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
-    cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
+    cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1])
+    cuts = (cuts // job.step * job.step).tolist()
     ranges = list(itertools.product(range(models), itertools.pairwise([0, *cuts, chunks])))
     turn = itertools.count()
 
@@ -240,7 +243,8 @@ class Shape(NamedTuple):
 
     def run(self, kernel: Any, chunks: Chunks, edges: Edges, *args: Any) -> None:
         """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
-        run(kernel, self.dtype, self.job(chunks.bounds, chunks.most, edges), chunks.arrays, self.sizes, *args)
+        job = self.job(chunks.bounds, chunks.most, edges)._replace(step=chunks.step)
+        run(kernel, self.dtype, job, chunks.arrays, self.sizes, *args)
 
     def flat(self, tensor: Tensor | None) -> Tensor | None:
         """Return a tensor in the dtype of the call and with its elements in order; None stays None."""
