@@ -189,12 +189,12 @@ class _AttentionConv(MessagePassing):
         for name in self._NAMES:
             value = parameters[name] if name in parameters else modules.get(name)
             value = getattr(self, name) if value is None else value
-            if not isinstance(value, Module):
-                tensors[name] = value
-            elif not _computes_a_product(value):
-                return None
-            else:
+            if isinstance(value, Module):
+                if not _computes_a_product(value):
+                    return None
                 tensors[f"{name}.weight"], tensors[f"{name}.bias"] = value.weight, value.bias
+            elif value is not None:
+                tensors[name] = value
         for tensor in tensors.values():
             if tensor is not None and (
                 tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
@@ -204,8 +204,8 @@ class _AttentionConv(MessagePassing):
 
     def _after_back(self, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""
-        if grads.needs["bias"]:
-            grads.add("bias", grad.sum(0))
+        if grads.needs.get("bias"):
+            grads["bias"] = grad.sum(0)
         if self.res is not None:
             grads.of_linear(grad, grads.end, "res")
         H, C = self.heads, self.out_channels

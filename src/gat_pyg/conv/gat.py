@@ -371,7 +371,7 @@ class GATConv(_AttentionConv):
             edge_attr = edge_attr.view(-1, 1)
         if not torch.jit.is_scripting():
             if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
-                folded = unrounded(_folded_edge, self.att_edge, _per_head(self.lin_edge, self.heads))
+                folded = unrounded(_folded, self.att_edge, self.lin_edge.weight)
                 return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
@@ -408,13 +408,13 @@ class GATConv(_AttentionConv):
             grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(self.lin_edge.weight)
             grads["att_edge"] = torch.bmm(per_head, of_folded.unsqueeze(2)).view_as(att)
             if grads.needs["edge_attr"]:
-                grads["edge_attr"] = of_edge.mm(_folded_edge(att, per_head))
+                grads["edge_attr"] = of_edge.mm(_folded(att, self.lin_edge.weight))
 
 
-def _folded(both: Tensor, weight: Tensor) -> Tensor:
-    """a W, `[2 H, F]`, of both halves of a, `[2, H, C]`."""
-    per_head = weight.view(both.size(1), both.size(2), -1)
-    return torch.bmm(both.transpose(0, 1), per_head).transpose(0, 1).flatten(0, 1)
+def _folded(att: Tensor, weight: Tensor) -> Tensor:
+    """a W, `[K H, F]`, of K vectors a of each head, `[K, H, C]`."""
+    per_head = weight.view(att.size(1), att.size(2), weight.size(1))
+    return torch.bmm(att.transpose(0, 1), per_head).transpose(0, 1).flatten(0, 1)
 
 
 def _dots(z: Tensor, a: Tensor) -> Tensor:
@@ -435,8 +435,3 @@ def _few_kernels(z: Tensor) -> Any:
     """Return the compiled kernels that compute the scores of few features at once; None in a differentiable call."""
     is_few = z.numel() <= _FEW and z.is_cpu and not torch.is_grad_enabled()
     return load_kernels("attention.steps", "cpu") if is_few else None
-
-
-def _folded_edge(att: Tensor, weight: Tensor) -> Tensor:
-    """a W, `[H, D]`, of the edges."""
-    return torch.einsum("hc,hcd->hd", att.squeeze(0), weight)

@@ -47,16 +47,21 @@ class Plan(NamedTuple):
     dropout: float
     names: tuple[str, ...]  # of the tensors: x, x_dst, edge_attr, then the parameters
 
-    def bound(self, tensors: Sequence[Tensor | None]) -> Any:
+    def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in the place of its parameters, and `Affine` in that of `Linear`."""
         layer: Any = object.__new__(_equations(self.layer.__class__))
         attributes = vars(layer)
         attributes.update(vars(self.layer))
         attributes.update(zip(self.names, tensors, strict=True), _bound=True)
-        for name in layer._NAMES:
-            if f"{name}.weight" in attributes:
-                attributes[name] = Affine(attributes[f"{name}.weight"], attributes[f"{name}.bias"])
+        for name, at in _maps(self.names):
+            attributes[name] = Affine(*tensors[at : at + 2])
         return layer
+
+
+@functools.lru_cache
+def _maps(names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Return the linear maps among a node's tensors, by name, with the position of the weight, before the bias."""
+    return [(name.removesuffix(".weight"), at) for at, name in enumerate(names) if name.endswith(".weight")]
 
 
 @functools.lru_cache
