@@ -429,7 +429,7 @@ def backward(
     sizes, slope = shape.sizes, shape.dtype.type(score.negative_slope)
     g, s, d, u = (shape.flat(t) for t in (grad, score_src, score_dst, score_edge))
 
-    grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
+    grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.scratch(edges.num_dst, 4, heads)
     grad_s = shape.empty(chunks.slots, heads) if scored else None
     grad_d = shape.empty(edges.num_dst, heads) if scored else None
     per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None

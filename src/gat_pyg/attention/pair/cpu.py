@@ -453,7 +453,7 @@ def backward(
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     delta = head_dots(Shape.of(out, grad), grad, out)
-    g, weights, changes = shape.flat(grad), shape.empty(num_edges, heads), shape.empty(num_edges, heads)
+    g, weights, changes = shape.flat(grad), shape.scratch(num_edges, heads), shape.scratch(num_edges, heads)
     grad_w, signs, grad_u, blocks = shape.empty(num_edges, heads) if needs[1] else None, None, None, None
     step = 1
     if isinstance(score, GATv2):

@@ -260,6 +260,10 @@ class Shape(NamedTuple):
         """Allocate results `[rows, ...]`, with the axis of models in front, where there is one."""
         return empty(*self.batch, rows, *row, dtype=self.wide)
 
+    def scratch(self, *size: int) -> np.ndarray:
+        """Allocate what no tensor is made of, for each model."""
+        return np.empty(self.models * math.prod(size), self.dtype)
+
     def first(self, values: Tensor, rows: int) -> Tensor:
         """Return the first `rows` rows of results: the sums of chunks may follow them."""
         axis = len(self.batch)
