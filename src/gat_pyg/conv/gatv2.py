@@ -214,8 +214,8 @@ class GATv2Conv(_AttentionConv):
 
     def _before_back(self: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
-        grads.of_linear(of["x"].flatten(1), "x", "lin_l")
-        grads.of_linear(of["x_dst"].flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
+        grads.of_linear(of.pop("x").flatten(1), "x", "lin_l")  # freed before the next
+        grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
         grads["att"] = of["att"].view_as(self.att)
         if score.edge_attr is not None:
             grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)

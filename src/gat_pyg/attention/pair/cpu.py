@@ -453,6 +453,7 @@ def backward(
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     delta = head_dots(Shape.of(out, grad), grad, out)
+    sums_dst = shape.empty(by_dst.slots, heads, channels)  # first: the memory of what is freed on return lies together
     g, weights, changes = shape.flat(grad), shape.scratch(num_edges, heads), shape.scratch(num_edges, heads)
     grad_w, signs, grad_u, blocks = shape.empty(num_edges, heads) if needs[1] else None, None, None, None
     step = 1
@@ -466,7 +467,6 @@ def backward(
         count, size = by_dst.row.size, 1 << len(operands.wide)
         step = max(ROWS, -(-count // BLOCKS))
         blocks = shape.empty(-(-count // step), heads, channels, -(-operands.width // size) * size).zero_()
-    sums_dst = shape.empty(by_dst.slots, heads, channels)
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     results = weights, changes, signs, grad_w, grad_u, sums_dst, step, blocks
     of_dst = g, shape.flat(lse), delta, *results
