@@ -313,7 +313,6 @@ def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
 OTHERS = {  # lines of other settings than those of today: method, study and data set, by the name of the table
     "table3": {("GraphSAGE*", "trained as GAT", "ppi")},  # its form names the last epoch
     "tu": {("GIN", "Errica's protocol", "enzymes")},  # recorded before the grids of today
-    "molecules": {("GIN", "", "ogbg-molbace")},  # recorded before its recipe
 }
 
 
