@@ -467,11 +467,21 @@ def test_no_heads_and_no_channels(names: str, place: Place) -> None:
         check(place, BIPARTITE, names, heads, channels, dropout=0.3)
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=weekly)], ids=str)
-@pytest.mark.parametrize("names", SCORES)
-def test_half_precision_is_summed_in_float32(names: str, dtype: torch.dtype, place: Place) -> None:
-    graph = stairs(40, 3, 1025)
+HALVES = [
+    pytest.param(
+        place, names, dtype, marks=[weekly] * (dtype == torch.float16 or (place == "numba" and names != ADDITIVE))
+    )
+    for place, names, dtype in product(("numba", "triton", "segment"), SCORES, (torch.bfloat16, torch.float16))
+]
+
+
+@pytest.mark.parametrize(("place", "names", "dtype"), HALVES, indirect=["place"], ids=str)
+def test_half_precision_is_summed_in_float32(
+    names: str, dtype: torch.dtype, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, the kernels read bfloat16 as it is."""
+    read, graph = set(), stairs(40, 3, 1025)
+    monkeypatch.setattr(rows, "elements", lambda tensor: read.add((tensor.dtype, tensor.numel())) or elements(tensor))
     leaves = place._replace(dtype=dtype).to(leaves_of(graph, 8, 8, names))
     direction = direction_of(graph, 8, 8).to(place.device, dtype)
     results = answer(leaves, place.edges(graph), direction, place.backend, dropout=0.3)
@@ -480,19 +490,22 @@ def test_half_precision_is_summed_in_float32(names: str, dtype: torch.dtype, pla
         assert results[name].dtype == dtype
         error = (results[name].double() - expected).norm() / expected.norm()
         assert error < torch.finfo(dtype).eps / 2, f"{name}: {error:.2e}"  # rounded once, at the end
+    if place.backend == "fused" and not place.is_triton:
+        assert ((dtype, leaves["x"].numel()) in read) is (dtype == torch.bfloat16)
 
 
-MIXED = [
-    (torch.float32, torch.float64, torch.float64),
-    (torch.float64, torch.float32, torch.float64),
-    (torch.bfloat16, torch.float32, torch.float32),  # autocast
-    (torch.bfloat16, torch.float16, torch.float32),
-]
+DOUBLE = [(torch.float32, torch.float64, torch.float64), (torch.float64, torch.float32, torch.float64)]
+SINGLE = [(torch.bfloat16, torch.float32, torch.float32), (torch.bfloat16, torch.float16, torch.float32)]  # autocast
 
 
 @pytest.mark.parametrize("names", SCORES)
-def test_mixed_dtypes(names: str, place: Place) -> None:
-    for of_x, of_others, of_out in MIXED[2 * place.is_triton :]:
+@pytest.mark.parametrize(
+    ("place", "dtypes"),
+    [("numba", DOUBLE), pytest.param("numba", SINGLE, marks=weekly), ("triton", SINGLE)],
+    indirect=["place"],
+)
+def test_mixed_dtypes(names: str, dtypes: list[tuple[torch.dtype, ...]], place: Place) -> None:
+    for of_x, of_others, of_out in dtypes:
         sizes = SIZES[of_out]
         leaves = leaves_of(BIPARTITE, *sizes, names)
         leaves = {name: leaf.to(place.device, of_x if name == "x" else of_others) for name, leaf in leaves.items()}

@@ -30,7 +30,7 @@ from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
 from tests.graphs import Graph
-from tests.laws import SIZES
+from tests.laws import SIZES, assert_close
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
 MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
@@ -118,15 +118,16 @@ def features_with_loops(dtype: torch.dtype, in_torch: bool) -> Tensor:
 
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Results that take every kernel: of the CPU kernels, or of plain torch."""
-    heads, channels = SIZES[dtype]
+    heads, channels = SIZES.get(dtype, (8, 8))
     with monkeypatch.context() as patch:
         if backend != "fused":
             patch.setattr(mask, "missing_reason", lambda _: "not now")
             patch.setattr(products, "_weighted_rows", lambda *_: None)
             patch.setattr(gat, "_few_kernels", lambda _: None)
         every = sparse_results(dtype)
-        every += [result for width in (channels, 19) for result in head_scores(heads, width, dtype)]
-        every.append(features_with_loops(dtype, backend != "fused"))
+        wide = torch.promote_types(dtype, torch.float32)  # in which a layer's node is
+        every += [result for width in (channels, 19) for result in head_scores(heads, width, wide)]
+        every.append(features_with_loops(wide, backend != "fused"))
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)
@@ -138,7 +139,9 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
     return every + operation(DOT_EDGES, EDGES, heads, channels, dtype, 0.3, backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.weekly)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.weekly), torch.bfloat16], ids=str
+)
 def test_the_interpreted_kernels_compute_what_plain_torch_does(
     dtype: torch.dtype, interpret: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +149,7 @@ def test_the_interpreted_kernels_compute_what_plain_torch_does(
     expected = everything(dtype, "segment", monkeypatch)
     ran = interpret()
     for at, (one, other) in enumerate(zip(everything(dtype, "fused", monkeypatch), expected, strict=True)):
-        torch.testing.assert_close(one, other, msg=lambda text, at=at: f"result {at}: {text}")
+        assert_close(one, other, f"result {at}")
     kernels = {f"{kernel.__module__}.{kernel.__name__}" for kernel in cache._LISTENER.kernels}
     assert ran == {name for name in kernels if name.startswith("gat_pyg.")}
 

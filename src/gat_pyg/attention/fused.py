@@ -17,6 +17,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
+from ..graph.memory import converted
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.device import has_gpu_kernels, load_kernels, result_dtype
 from ..kernels.models import (
@@ -57,20 +58,13 @@ def attend(
     dropout: float | Tensor,
 ) -> Tensor:
     """Return O `[N_dst, H, C]`; arguments as in `gat_pyg.attention.attend`, with a seed if there is dropout."""
-    dtype = result_dtype(x, edge_weight, *score.operands)
-    grouped = isinstance(edges, Edges)
-    if _is_half_on_cpu(x, dtype) and not (grouped and in_forward_mode()):
-        # the backward pass reads the unrounded output
-        weight = None if edge_weight is None else edge_weight.float()
-        return attend(x.float(), score.map(torch.Tensor.float), edges, weight, seed, dropout).to(dtype)
     saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
     if isinstance(edges, EdgeList):
         return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
     call = _Call(type(score), score.values, edges, saves_output)
     if in_forward_mode():
-        return _by_segments(call, seed, dropout, x, edge_weight, *score.operands).to(dtype)
-    out: Tensor = _Attend.apply(call, seed, dropout, x, edge_weight, *score.operands)[0]
-    return out.to(dtype)
+        return _by_segments(call, seed, dropout, x, edge_weight, *score.operands)
+    return _Attend.apply(call, seed, dropout, x, edge_weight, *score.operands)[0]  # type: ignore[no-any-return]
 
 
 def attend_and_keep(
@@ -82,13 +76,9 @@ def attend_and_keep(
     dropout: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return O and k_ij `[R, H]`, -1 for rows without an edge; arguments as of `attend`, for a compiler."""
-    dtype = result_dtype(x, edge_weight, *score.operands)
-    if _is_half_on_cpu(x, dtype):
-        x, score = x.float(), score.map(torch.Tensor.float)
-        edge_weight = None if edge_weight is None else edge_weight.float()
     saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
     out, *_, keep = _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=True)
-    return out.to(dtype), keep
+    return out, keep
 
 
 def _scored(score: Score) -> bool:
@@ -97,14 +87,9 @@ def _scored(score: Score) -> bool:
     return any(operand is not None and (operand.requires_grad or mapped) for operand in score.operands)
 
 
-def _is_half_on_cpu(x: Tensor, dtype: torch.dtype) -> bool:
-    return not has_gpu_kernels(x) and dtype in (torch.float16, torch.bfloat16)
-
-
-def _out_dtype(saves_output: bool, *operands: Tensor | None) -> torch.dtype:
-    """Return the dtype in which the kernels return O: at least float32 where their backward pass reads it."""
-    dtype = result_dtype(*operands)
-    return torch.promote_types(dtype, torch.float32) if saves_output else dtype
+def _saved(saves_output: bool, results: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what the backward pass reads of the results of `_forward`: not O, or not the rounded one."""
+    return results if saves_output and results[0].dtype == results[1].dtype else results[1:]
 
 
 def group(edges: EdgeList, num_src: int) -> Edges:
@@ -129,7 +114,7 @@ def is_spent(out: Tensor) -> bool:
 
 
 class _Attend(torch.autograd.Function):
-    """`(O, log-sum-exp, ...)`: the output, and what the kernels save for the backward pass."""
+    """`(O, ...)`: the output, and what the kernels save for the backward pass, see `_forward`."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
@@ -145,8 +130,9 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.call, *arguments = inputs
-        ctx.saves_output = ctx.call.saves_output
-        save_arguments(ctx, *arguments, *(output if ctx.saves_output else output[1:]))
+        saved = _saved(ctx.call.saves_output, output)
+        ctx.saves_output = len(saved) == len(output)
+        save_arguments(ctx, *arguments, *saved)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
@@ -238,7 +224,7 @@ def _by_segments(
         arguments = seed, p, x, edge_weight, *operands
         each: Any = ([t[model] if isinstance(t, Tensor) else t for t in arguments] for model in range(x.size(0)))
         return torch.stack([_by_segments(call, *model) for model in each])
-    score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
+    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
     factor = segment.factors(call.edges, edge_weight, seed, x.size(1), p, dtype)
     return segment.attend(x, score, call.edges, factor)[0].to(dtype)
 
@@ -249,9 +235,11 @@ def _by_segments(
 def _forward(
     call: _Call, seed: Tensor | None, p: Any, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
 ) -> tuple[Tensor, ...]:
-    score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
-    results = call.kernels(x).forward(x, score, call.edges, edge_weight, p, seed, dtype, call.saves_output)
-    return tuple(results)
+    """Return O, the same in float32 where the backward pass reads it and O is narrower, log-sum-exp and others."""
+    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
+    wide = torch.promote_types(dtype, torch.float32) if call.saves_output else dtype
+    results = call.kernels(x).forward(x, score, call.edges, edge_weight, p, seed, wide, call.saves_output)
+    return tuple(results) if wide == dtype else (converted(results[0], dtype), *results)
 
 
 def _backward(
@@ -260,13 +248,12 @@ def _backward(
     count = len(call.score.shapes)
     score, saved = call.score.of(tensors[:count], call.values), tensors[count:]
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
-    grad = grad.to(result_dtype(x, edge_weight, *score.operands))  # as it was before O was rounded
     grads = call.kernels(x).backward(grad, x, score, call.edges, edge_weight, p, seed, out, saved, call.needs)
     names = "x", "edge_weight", *call.score.shapes
     return tuple(
         grad.new_empty(*x.shape[:-3], 0)
         if grads.get(name) is None or operand is None or not needed
-        else grads[name].to(operand.dtype)
+        else converted(grads[name], operand.dtype)
         for name, operand, needed in zip(names, (x, edge_weight, *score.operands), call.needs, strict=True)
     )
 
@@ -293,9 +280,7 @@ def _attend_for_compiler(
     tensors = [operand for operand in operands if operand is not None]
     p, number = (dropout, 0.0) if isinstance(dropout, Tensor) else (None, dropout)
     numbers, name = [number, *score.values], type(score).__name__
-    out, *others = _attend_op(tensors, present, seed, p, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
-    dtype = result_dtype(*tensors)
-    return [out if out.dtype == dtype else out.to(dtype), *others]
+    return _attend_op(tensors, present, seed, p, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)  # type: ignore[no-any-return]
 
 
 def _unpack(
@@ -357,14 +342,15 @@ def _(tensors, present, seed, p, edge_index, num_dst, loops, flow, score, number
     def new(*shape: str, dtype: torch.dtype = wide) -> Tensor:
         return _laid_out(x, x.new_empty([*models, *(sizes[letter] for letter in shape)], dtype=dtype))
 
-    out = new("N_dst", "H", "C", dtype=_out_dtype(saves_output, *tensors))
+    narrow = result_dtype(*tensors)
+    outs = [new("N_dst", "H", "C", dtype=dtype) for dtype in dict.fromkeys((narrow, wide if saves_output else narrow))]
     log_sum_exp = new("N_dst", "H") if has_gpu_kernels(x) else new("N_dst", "H", "stats")
     others = [new(*shape) for shape in (SCORES[score].saved if saves_output else ())]
     if rest[-1]:  # keeps
         num_rows = edge_index.size(1) + (torch.sym_min(x.size(-3), num_dst) if loops else 0)
         wide = torch.promote_types(x.dtype, torch.float32)
         others.append(x.new_empty(*models, num_rows, x.size(-2), dtype=wide))
-    return [out, log_sum_exp, *others]
+    return [*outs, log_sum_exp, *others]
 
 
 def _laid_out(x: Tensor, result: Tensor) -> Tensor:
@@ -418,7 +404,7 @@ def _(grad, tensors, saved, needs, present, seed, p, index, num_dst, loops, flow
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, present, seed, p, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
-    saved = output[0 if saves_output else 1 : len(output) - keeps]
+    saved = _saved(saves_output, output[: len(output) - keeps])
     ctx.count = len(tensors)
     ctx.save_for_backward(drop_seed, edge_index, seed, p, *tensors, *saved)
     ctx.present, ctx.rest, ctx.drop = present, (*rest, saves_output), drop

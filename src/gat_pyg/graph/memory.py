@@ -37,7 +37,7 @@ class _Addresses:
 @functools.cache
 def _memory(dtype: torch.dtype) -> tuple[np.ndarray[Any, Any], int]:
     """Return all addresses of the process as one array, whose slices are arrays of valid memory, and its item size."""
-    kind = np.dtype(str(dtype).removeprefix("torch."))
+    kind = np.dtype("uint16" if dtype is torch.bfloat16 else str(dtype).removeprefix("torch."))
     return np.asarray(_Addresses(kind)), kind.itemsize
 
 
@@ -47,7 +47,7 @@ def elements(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray[Any
     `Tensor.numpy` would mark the storage for good as one that cannot be resized, which FSDP does to parameters.
 
     Args:
-        tensor: of a dtype that NumPy has.
+        tensor: of a dtype that NumPy has, or of bfloat16, whose elements are returned as uint16.
         dtype: if present, the memory as elements of this dtype, without the bytes that are left.
 
     >>> x = torch.ones(2, 2)
@@ -59,7 +59,8 @@ def elements(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray[Any
     count = tensor.numel() if dtype is None else tensor.nbytes // size
     first, rest = divmod(tensor.data_ptr() - _FIRST, size)
     if first < 0 or rest:  # no memory, or not aligned
-        copy = tensor.detach().clone().numpy().reshape(-1).view(np.uint8)
+        bits = tensor.detach().view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor.detach()
+        copy = bits.clone().numpy().reshape(-1).view(np.uint8)
         return copy[: count * size].view(memory.dtype)
     return memory[first : first + count]
 
@@ -73,7 +74,14 @@ def empty(*size: int, dtype: torch.dtype) -> Tensor:
     memory, item = _memory(dtype)
     if math.prod(size) * item < _HUGE:
         return torch.empty(*size, dtype=dtype, device=_CPU)
-    return torch.from_numpy(np.empty(size, memory.dtype))
+    return torch.from_numpy(np.empty(size, memory.dtype)).view(dtype)
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a dtype; a copy on a CPU is in memory as of `empty`."""
+    if tensor.dtype == dtype or tensor.device.type != "cpu":
+        return tensor.to(dtype)
+    return empty(*tensor.shape, dtype=dtype).copy_(tensor)
 
 
 def checksum(tensor: Tensor) -> Hashable:

@@ -65,5 +65,5 @@ def prefers_speed(x: Tensor, edges: Edges | EdgeList) -> bool:
     and E are not known.
     """
     if x.device.type == "cpu":
-        return isinstance(edges, EdgeList) or x.size(2) * x.element_size() * x.size(0) < 32 * edges.num_edges
+        return isinstance(edges, EdgeList) or x.size(2) * max(x.element_size(), 4) * x.size(0) < 32 * edges.num_edges
     return x.size(2) * max(x.element_size(), 4) * x.size(0) < 6.7 * edges.num_edges

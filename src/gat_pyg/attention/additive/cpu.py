@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...graph.memory import elements
+from ...graph.memory import converted, elements
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Shape, chunks_of, merge_sums, run
@@ -396,10 +396,10 @@ def forward(
     mass_plus = shape.empty(slots, heads) if saves_output else None
     constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow
     ends = shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, edges.perm
-    operands = map(shape.flat, (x, *score.operands, edge_weight))
+    operands = shape.features(x), *map(shape.flat, (*score.operands, edge_weight))
     shape.run(_forward, chunks, edges, *constants, *ends, *operands, out, lse, out_plus, mass_plus)
     merge(shape, chunks, out, lse, out_plus, mass_plus)
-    results = shape.first(out, rows).to(dtype), shape.first(lse, rows)
+    results = converted(shape.first(out, rows), dtype), shape.first(lse, rows)
     if out_plus is None or mass_plus is None:
         return results
     return *results, shape.first(out_plus, rows), shape.first(mass_plus, rows)
@@ -427,7 +427,7 @@ def backward(
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
     sizes, slope = shape.sizes, shape.dtype.type(score.negative_slope)
-    g, s, d, u = (shape.flat(t) for t in (grad, score_src, score_dst, score_edge))
+    g, s, d, u = shape.features(grad), *map(shape.flat, score.operands)
 
     grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.scratch(edges.num_dst, 4, heads)
     grad_s = shape.empty(chunks.slots, heads) if scored else None
@@ -441,7 +441,7 @@ def backward(
     if u is not None or edge_weight is not None:
         ids = edges.ids_by_src
     ends = drop, dst, place, ids
-    operands = g, shape.flat(x), s, u, shape.flat(edge_weight), stats
+    operands = g, shape.features(x), s, u, shape.flat(edge_weight), stats
     results = grad_x, grad_s if speed else None, per_edge, grad_w, True if scored or grad_w is not None else None
     shape.run(_backward, chunks, edges, slope, layout, shape.narrow, *ends, *operands, *results)
     if scored and not speed:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...graph.edges import Edges
+from ...graph.memory import converted
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import NARROW, Chunks, Job, Shape, chunks_of, merge_sums, run, tile_of
@@ -228,7 +229,7 @@ def _backward_dst(
     keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
     p_i, grad_i = pointer(buffers[3], 0), pointer(buffers[4], 0)
     sums, shares = pointer(buffers[5], 0), pointer(buffers[6], 0)
-    factor = grad_.dtype.type(1) if scale is None else scale
+    factor = lse_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
             row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
@@ -363,7 +364,8 @@ class _Operands(NamedTuple):
             u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
         lin = None if lin is None else lin.movedim(-1, -3)
         (values, key), apart = _side_by_side(shape, x, key)
-        tensors = map(shape.flat, (score.x_dst, att, u, lin, back, edge_weight))
+        read = shape.flat if back is not None else shape.features  # W_e of a dst reads its features one by one
+        tensors = read(score.x_dst), *map(shape.flat, (att, u, lin, back, edge_weight))
         return cls(slope, scale, shape.layout, shape.narrow, apart, wide, pad, width, ids, values, key, *tensors)
 
     @property
@@ -385,9 +387,9 @@ def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Te
     apart = x.stride(-3) // max(shape.channels, 1)
     strides = apart * shape.channels, shape.channels, 1
     if key is None or key.stride() != strides or x.stride() != strides or not x.numel() or x.is_neg() or key.is_neg():
-        return (shape.flat(x), shape.flat(key)), shape.heads
-    if any(type(t) is not Tensor or t.dtype != shape.wide for t in (x, key)):
-        return (shape.flat(x), shape.flat(key)), shape.heads
+        return (shape.features(x), shape.features(key)), shape.heads
+    if any(type(t) is not Tensor or t.dtype != shape.loaded(t) for t in (x, key)):
+        return (shape.features(x), shape.features(key)), shape.heads
     size = ((x.size(0) - 1) * apart + shape.heads) * shape.channels
     return (x.as_strided((size,), (1,)), key.as_strided((size,), (1,))), apart
 
@@ -421,7 +423,7 @@ def forward(
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     shape.run(_forward, _with_room(chunks, operands), edges, *head, *operands.arrays, out, lse)
     merge(shape, chunks, out, lse, None, None)
-    return shape.first(out, rows).to(dtype), shape.first(lse, rows)
+    return converted(shape.first(out, rows), dtype), shape.first(lse, rows)
 
 
 def backward(
@@ -454,7 +456,8 @@ def backward(
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     delta = head_dots(Shape.of(out, grad), grad, out)
     sums_dst = shape.empty(by_dst.slots, heads, channels)  # first: the memory of what is freed on return lies together
-    g, weights, changes = shape.flat(grad), shape.scratch(num_edges, heads), shape.scratch(num_edges, heads)
+    g = shape.flat(grad) if operands.back is not None else shape.features(grad)
+    weights, changes = shape.scratch(num_edges, heads), shape.scratch(num_edges, heads)
     grad_w, signs, grad_u, blocks = shape.empty(num_edges, heads) if needs[1] else None, None, None, None
     step = 1
     if isinstance(score, GATv2):
@@ -512,5 +515,5 @@ def _att_gradient(shape: Shape, operands: _Operands, x: Any, rows: int, sums: Te
     count, row = -(-rows // BLOCK), shape.heads * shape.channels
     blocks = shape.empty(count, shape.heads, shape.channels)
     job = Job(np.arange(count + 1), shape.models, 0, 2 * shape.models * rows * row)
-    run(_finish, shape.dtype, job, x, operands.att, rows, row, sums, grad_x, blocks)
+    run(_finish, shape.dtype, job, shape.flat(x), operands.att, rows, row, sums, grad_x, blocks)
     return shape.sum(blocks)

@@ -447,7 +447,7 @@ def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:
         shape.sizes,
         shape.layout,
         shape.narrow,
-        shape.flat(x),
+        shape.features(x),
         shape.flat(a),
         apart,
         scores,

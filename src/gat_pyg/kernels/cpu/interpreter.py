@@ -107,6 +107,11 @@ def _width(width: Any) -> int:
 # --- The operations of vector.py. A vector is an array of its lanes. ---
 
 
+def _number(array: Memory) -> Any:
+    """As in `vector.py`."""
+    return np.dtype(np.float32) if array.dtype == np.uint16 else array.dtype
+
+
 @_operation
 def only_if(flag: Any, value: Any) -> Any:
     return None if flag is None else value
@@ -137,7 +142,7 @@ def _of_model(array: Memory, model: int, models: int) -> Memory:
 
 @_operation
 def splat(array: Memory, value: Any, width: Any) -> Any:
-    return np.full(_width(width), value, array.dtype)
+    return np.full(_width(width), value, _number(array))
 
 
 @_operation
@@ -147,7 +152,7 @@ def load(array: Memory, offset: int, width: Any, count: int | None) -> Any:
     at = array.place(offset, loaded)
     vector = np.zeros(lanes, array.dtype)
     vector[:loaded] = array.values[at : at + loaded]
-    return vector
+    return vector if array.dtype == _number(array) else (vector.astype(np.uint32) << 16).view(np.float32)
 
 
 @_operation
@@ -241,7 +246,7 @@ def deinterleave(x: np.ndarray, which: int) -> Any:
 
 @_operation
 def constant(array: Memory, value: int) -> Any:
-    return array.dtype.type(value)
+    return _number(array).type(value)
 
 
 @_operation

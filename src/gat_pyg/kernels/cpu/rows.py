@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges, Side
-from ...graph.memory import elements, empty
+from ...graph.memory import converted, elements, empty
 from ...graph.remembered import remembered
 from . import interpreter
 from .cache import compiled
@@ -246,15 +246,25 @@ class Shape(NamedTuple):
         job = self.job(chunks.bounds, chunks.most, edges)._replace(step=chunks.step)
         run(kernel, self.dtype, job, chunks.arrays, self.sizes, *args)
 
-    def flat(self, tensor: Tensor | None) -> Tensor | None:
-        """Return a tensor in the dtype of the call and with its elements in order; None stays None."""
+    def flat(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return a tensor in a dtype, by default the call's, and with its elements in order; None stays None."""
+        dtype = dtype or self.wide
         if tensor is None or (
-            type(tensor) is Tensor and tensor.dtype == self.wide and tensor.is_contiguous() and not tensor.is_neg()
+            type(tensor) is Tensor and tensor.dtype == dtype and tensor.is_contiguous() and not tensor.is_neg()
         ):
             return tensor
-        tensor = tensor.detach() if tensor.dtype == self.wide else tensor.detach().to(self.wide)
+        tensor = converted(tensor.detach(), dtype)
         tensor = (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
         return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+
+    def features(self, tensor: Tensor | None) -> Tensor | None:
+        """Return the same for a kernel that reads the tensor by `load` alone: bfloat16 stays in a call in float32."""
+        return None if tensor is None else self.flat(tensor, self.loaded(tensor))
+
+    def loaded(self, tensor: Tensor) -> torch.dtype:
+        """Return the dtype from which `load` reads a tensor."""
+        half = tensor.dtype == torch.bfloat16 and self.wide == torch.float32
+        return tensor.dtype if half else self.wide
 
     def empty(self, rows: int, *row: int) -> Tensor:
         """Allocate results `[rows, ...]`, with the axis of models in front, where there is one."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.errors import TypingError
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
@@ -117,7 +118,7 @@ def pointer(context: Any, array: Any, offset: Any) -> Any:
     return types.CPointer(array.dtype)(array, types.int64), codegen
 
 
-_SIZES = {"float": 4, "double": 8, "i32": 4, "i64": 8}  # bytes of an element, by its type in LLVM
+_SIZES = {"float": 4, "double": 8, "i16": 2, "i32": 4, "i64": 8}  # bytes of an element, by its type in LLVM
 
 
 def _llvm(builder: Any, name: str, tile: Any, kind: Any) -> Any:
@@ -133,29 +134,38 @@ def _mask(builder: Any, count: Any, width: int) -> Any:
     return builder.icmp_signed("<", indices(range(width)), splat_value(builder, builder.trunc(count, I32), width))
 
 
+def _number(array: Any) -> Any:
+    """The type of an array's numbers in registers: float32 for bfloat16, whose array is of uint16."""
+    return types.float32 if array.dtype is types.uint16 else array.dtype
+
+
 @intrinsic(prefer_literal=True)
 def splat(context: Any, array: Any, value: Any, width: Any) -> Any:
     """A vector of one number, of the dtype of `array`."""
-    vector = Vector(array.dtype, width_of(width))
+    vector = Vector(_number(array), width_of(width))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return splat_value(builder, args[1], vector.width)
 
-    return vector(array, array.dtype, width), codegen
+    return vector(array, vector.dtype, width), codegen
 
 
 @intrinsic(prefer_literal=True)
 def load(context: Any, array: Any, offset: Any, width: Any, count: Any) -> Any:
-    """`array[offset : offset + width]`; with a `count`, zeros after so many."""
-    vector = Vector(array.dtype, width_of(width))
+    """`array[offset : offset + width]`; with a `count`, zeros after so many. bfloat16 is widened to float32."""
+    vector = Vector(_number(array), width_of(width))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile = context.get_value_type(vector)
-        pointer = address(builder, args[0], args[1], tile)
-        align = vector.dtype.bitwidth // 8
+        tile = ir.VectorType(context.get_value_type(array.dtype), vector.width)
         if count is types.none:
-            return builder.load(pointer, align=align)
-        return masked_load(builder, args[0], args[1], args[3], tile)
+            values = builder.load(address(builder, args[0], args[1], tile), align=array.dtype.bitwidth // 8)
+        else:
+            values = masked_load(builder, args[0], args[1], args[3], tile)
+        if array.dtype == vector.dtype:
+            return values
+        bits = ir.VectorType(I32, vector.width)
+        bits = builder.shl(builder.zext(values, bits), ir.Constant(bits, [16] * vector.width))
+        return builder.bitcast(bits, context.get_value_type(vector))
 
     return vector(array, offset, width, count), codegen
 
@@ -170,7 +180,9 @@ def masked_load(builder: Any, pointer: Any, offset: Any, count: Any, tile: Any) 
 
 @intrinsic(prefer_literal=True)
 def store(context: Any, array: Any, offset: Any, vector: Any, count: Any) -> Any:
-    """`array[offset : offset + width] = vector`, or only the first `count` of it."""
+    """`array[offset : offset + width] = vector`, or only the first `count` of it; both of one dtype."""
+    if array.dtype != vector.dtype:
+        raise TypingError(f"an array of {array.dtype} cannot store a vector of {vector.dtype}")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = args[2].type
@@ -364,7 +376,7 @@ def deinterleave(context: Any, vector: Any, which: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def constant(context: Any, pointer: Any, value: Any) -> Any:
     """An integer as a number of the pointer's type."""
-    dtype = pointer.dtype
+    dtype = _number(pointer)
     return dtype(pointer, value), lambda context, *_: ir.Constant(
         context.get_value_type(dtype), float(value.literal_value)
     )
