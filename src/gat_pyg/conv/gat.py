@@ -19,7 +19,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from ..kernels.device import load_kernels
+from ..kernels.device import has_gpu_kernels, load_kernels
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
@@ -433,5 +433,5 @@ def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
 
 def _few_kernels(z: Tensor) -> Any:
     """Return the compiled kernels that compute the scores of few features at once; None in a differentiable call."""
-    is_few = z.numel() <= _FEW and z.is_cpu and not torch.is_grad_enabled()
+    is_few = z.numel() <= _FEW and not has_gpu_kernels(z) and not torch.is_grad_enabled()
     return load_kernels("attention.steps", "cpu") if is_few else None
