@@ -102,7 +102,7 @@ class _Rows:
 class _Sorted:
     """The same, grouped by dst.
 
-    Rows without an edge repeat the added loop of node 0, after all neighbourhoods: no sum has them, and none overflows.
+    Rows without an edge repeat the added loop of node 0 behind all neighbourhoods, where no sum includes them.
     """
 
     def __init__(self, edges: EdgeList, num_src: int) -> None:
@@ -112,7 +112,7 @@ class _Sorted:
         if edges.add_self_loops:
             loops = torch.arange(torch.sym_min(num_src, edges.num_dst), device=index.device)
             src, dst = torch.cat([src, loops]), torch.cat([dst.masked_fill(src == dst, _NONE), loops])
-        dst, perm = torch.sort(dst)
+        dst, perm = torch.sort(dst, stable=True)
         self.ptr = torch.searchsorted(dst, torch.arange(edges.num_dst + 1, device=dst.device))  # then those without
         if edges.add_self_loops:
             no_edge = dst == _NONE

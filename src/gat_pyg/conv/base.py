@@ -429,7 +429,7 @@ class _AttentionConv(MessagePassing):
             self.add_self_loops
             and not has_loops
             and self.flow == "source_to_target"
-            and _is_plain(edge_attr, self.fill_value)
+            and _is_summed_by_kernel(edge_attr, self.fill_value)
         ):
             loops = load_cpu_kernels().loop_features(edges, edge_attr, min(num_src, num_dst), self.fill_value == "mean")
             edge_attr = torch.cat([edge_attr, loops])
@@ -552,8 +552,8 @@ def _graph_size(num_src: int, num_dst: Optional[int], edge_index: Any, size: Siz
     return num_src, num_dst
 
 
-def _is_plain(edge_attr: Tensor, fill_value: Any) -> bool:
-    """Return True if compiled code can sum features of edges: on a CPU, and not to be differentiated or transformed."""
+def _is_summed_by_kernel(edge_attr: Tensor, fill_value: Any) -> bool:
+    """Return True if a compiled kernel can reduce the features of edges: on a CPU, and without a gradient."""
     return (
         isinstance(fill_value, str)
         and fill_value in ("mean", "add", "sum")

@@ -1,6 +1,6 @@
 """A layer as one autograd node, from its inputs to its output: the gradient by hand, from the same equations.
 
-The node computes the layer's own methods, `_project`, `_score` and `_finish`, with its tensors in the place of the
+The node computes the layer's own methods, `_project`, `_score` and `_finish`, with its tensors in place of the
 layer's parameters, see `Plan.bound`; `_after_back` and `_before_back` are their transposes. A derivative or a transform
 of the gradient, which is seldom needed, differentiates these methods and the operation instead.
 """
@@ -21,7 +21,7 @@ from ..kernels.models import each_cotangent, in_forward_mode
 
 
 class Affine(NamedTuple):
-    """x W^T + b of tensors, in the place of a `Linear`."""
+    """x W^T + b of tensors, in place of a `Linear`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     names: tuple[str, ...]  # of the tensors: x, x_dst, edge_attr, then the parameters
 
     def bound(self, tensors: Sequence[Any]) -> Any:
-        """Return a copy of the layer with tensors in the place of its parameters, and `Affine` in that of `Linear`."""
+        """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
         layer: Any = object.__new__(_equations(self.layer.__class__))
         attributes = vars(layer)
         attributes.update(vars(self.layer))

@@ -78,7 +78,7 @@ def empty(*size: int, dtype: torch.dtype) -> Tensor:
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a dtype, as `Tensor.to`; a contiguous copy on a CPU is in memory as of `empty`."""
+    """Return a tensor in a dtype, as `Tensor.to` does; on a CPU, `empty` allocates the copy of a contiguous one."""
     if tensor.dtype == dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return tensor.to(dtype)
     return empty(*tensor.shape, dtype=dtype).copy_(tensor)

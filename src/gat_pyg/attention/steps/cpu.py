@@ -440,18 +440,8 @@ def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:
     scores = empty(*x.shape[:-1], dtype=shape.wide)
     rows, apart = scores.numel() // shape.heads, 0 if a.numel() < x.numel() else shape.heads * shape.channels
     job = Job(np.arange(rows + 1), 1, 0, x.numel())
-    run(
-        _head_dots,
-        shape.dtype,
-        job,
-        shape.sizes,
-        shape.layout,
-        shape.narrow,
-        shape.features(x),
-        shape.flat(a),
-        apart,
-        scores,
-    )
+    operands = shape.features(x), shape.flat(a), apart, scores
+    run(_head_dots, shape.dtype, job, shape.sizes, shape.layout, shape.narrow, *operands)
     return scores
 
 

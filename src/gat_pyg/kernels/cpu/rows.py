@@ -258,7 +258,7 @@ class Shape(NamedTuple):
         return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
 
     def features(self, tensor: Tensor | None) -> Tensor | None:
-        """Return the same for a kernel that reads the tensor by `load` alone: bfloat16 stays in a call in float32."""
+        """Return `flat` of a tensor that a kernel reads by `load` alone: bfloat16 is not converted to float32."""
         return None if tensor is None else self.flat(tensor, self.loaded(tensor))
 
     def loaded(self, tensor: Tensor) -> torch.dtype:
@@ -271,7 +271,7 @@ class Shape(NamedTuple):
         return empty(*self.batch, rows, *row, dtype=self.wide)
 
     def scratch(self, *size: int) -> np.ndarray:
-        """Allocate what no tensor is made of, for each model."""
+        """Allocate a buffer that only kernels read, for each model."""
         return np.empty(self.models * math.prod(size), self.dtype)
 
     def first(self, values: Tensor, rows: int) -> Tensor:
