@@ -34,6 +34,7 @@ TRITONS = {  # the newest, that of constraints.txt, and the one that CUDA torch 
 }
 PYTEST = ("python", "-m", "pytest", "-n", "auto", "--dist", "worksteal")  # on all cores
 EVERY_TEST = ("-m", "")  # those marked weekly too
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch's and PyG's modules: 3 seconds each
 for pip, uv in {"PIP_FIND_LINKS": "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL": "UV_INDEX"}.items():
     if pip in os.environ:
         os.environ.setdefault(uv, ",".join(os.environ[pip].split()))
