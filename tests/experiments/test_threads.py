@@ -1,14 +1,15 @@
-"""The number of threads of a training, and how they wait."""
+"""What a run has of the process: its threads, and how they wait, and its memory."""
 
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 
 from gat_pyg.experiments import process
-from gat_pyg.experiments.process import ELEMENTS, granted, suited_threads
+from gat_pyg.experiments.process import ELEMENTS, granted, reset_peak, suited_threads
 
 
 @pytest.fixture
@@ -75,3 +76,12 @@ sys.exit("too late" if "torch" in sys.modules else os.environ.get("OMP_WAIT_POLI
 def test_the_package_alone_imports_no_torch():
     code = "import sys, gat_pyg; sys.exit('torch' in sys.modules or 'GATConv' not in dir(gat_pyg))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_frees_what_an_earlier_one_left():
+    parent, child = torch.nn.Identity(), torch.nn.Identity()
+    parent.child, vars(child)["parent"] = child, parent
+    freed = weakref.ref(parent)
+    del parent, child
+    reset_peak()
+    assert freed() is None

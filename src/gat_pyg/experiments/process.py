@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import math
 import os
@@ -80,7 +81,11 @@ def keep_memory() -> None:
 
 
 def reset_peak() -> None:
-    """Let `peak_mib` count from now on, without memory that was freed before."""
+    """Free what an earlier run leaves, and let `peak_mib` count from now on.
+
+    A trainer and its data refer to each other, so Python frees them only when it looks for such cycles.
+    """
+    gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # Linux alone has it
