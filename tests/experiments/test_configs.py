@@ -301,7 +301,6 @@ TABLES = names("experiment")
 
 OTHERS = {  # lines of other settings than those of today: method, study and data set, by the name of the table
     "table3": {("GraphSAGE*", "trained as GAT", "ppi")},  # its form names the last epoch
-    "tu": {("GIN", "Errica's protocol", "enzymes")},  # recorded before the grids of today
 }
 
 
