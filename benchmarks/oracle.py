@@ -177,10 +177,11 @@ def settings() -> Iterator[Case]:
 
     def cells() -> Iterator[tuple[str, ...]]:
         for table in map(OmegaConf.load, sorted((conf / "experiment").glob("*.yaml"))):
-            for dataset, method in product(table.get("datasets") or [], table.get("methods") or []):
-                model, *own = method.split() if isinstance(method, str) else method
-                yield f"model={model}", f"dataset={dataset}", *own
-                yield f"model={model}", f"dataset={dataset}", *own, "+trainer.precision=bf16-mixed"
+            for pair in product(table.get("datasets") or [], table.get("methods") or []):
+                (dataset, *of_data), (model, *own) = (text.split() if isinstance(text, str) else text for text in pair)
+                cell = f"model={model}", f"dataset={dataset}", *of_data, *own
+                yield cell
+                yield *cell, "+trainer.precision=bf16-mixed"
 
     def hashes() -> dict[str, Any]:
         models, datasets = ([path.stem for path in (conf / group).glob("*.yaml")] for group in ("model", "dataset"))
