@@ -297,8 +297,6 @@ def test_wrong_settings_are_refused(arguments: str):
 
 
 TABLES = names("experiment")
-
-
 OTHERS = {  # lines of other settings than those of today: method, study and data set, by the name of the table
     "table3": {("GraphSAGE*", "trained as GAT", "ppi")},  # its form names the last epoch
 }

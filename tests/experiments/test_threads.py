@@ -1,4 +1,4 @@
-"""What a run has of the process: its threads, and how they wait, and its memory."""
+"""The threads and the memory of the process that trains."""
 
 import os
 import subprocess

@@ -38,7 +38,7 @@ from .folder import (
 )
 from .messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 from .model_file import load
-from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory, reset_peak
+from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from .pruning import PrunedError, Pruner
 from .published import as_published
 from .settings import INTERNAL, Settings
@@ -219,7 +219,6 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
             rank_zero_print(f"{data.name}: baselines {text}")
         if text := rare_line(with_loss(data, jobs[0].settings)):
             rank_zero_warn(text)
-    reset_peak()
     with _resumable(jobs):
         together = _caught(all_at_once, jobs, data)
     for job in jobs:

@@ -32,7 +32,7 @@ from .alone import save_run_settings, write_outputs
 from .build import Built, build_trainer, initial_model, read_task, wants_sparse, with_loss
 from .folder import Job, Run
 from .hashing import flattened
-from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
+from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, reset_peak, suited_threads
 from .pruning import Pruning
 from .result import CHECKPOINT, METRICS
 from .settings import Settings
@@ -90,6 +90,7 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
         return []
     settings = jobs[0].settings
+    reset_peak()
     with deterministic():
         trainer, plan = _planned(jobs[0], len(runs), left, task)
         if isinstance(plan, str):
