@@ -48,7 +48,7 @@ import gat_pyg
 import machine
 from gat_pyg.attention import Additive, segment
 from gat_pyg.attention.operation import BACKENDS
-from gat_pyg.data import citation, proteins
+from gat_pyg.data.named import citation, proteins
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.philox import draw_seed, keep_mask

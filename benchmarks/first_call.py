@@ -31,7 +31,7 @@ CALL = """
 import json, sys, time
 import torch
 import gat_pyg
-from gat_pyg.experiments.warm import counts
+from gat_pyg.command.warm import counts
 
 torch.set_num_threads(1)
 layer = getattr(gat_pyg, sys.argv[1])(64, 32, heads=8, dropout=0.5)

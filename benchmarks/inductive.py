@@ -28,7 +28,7 @@ from torch_geometric.data import Batch
 
 import machine
 from gat_pyg.conv import GATConv
-from gat_pyg.data import proteins
+from gat_pyg.data.named import proteins
 from gat_pyg.models import GAT
 from gat_pyg.training import Inductive
 from gat_pyg.training.loading import TaskData

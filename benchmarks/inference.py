@@ -27,8 +27,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
 from attention import power_law
-from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
+from gat_pyg.runs.result import versions
 from gat_pyg.training.neighbours import TorchSampler
 from machine import step_peak
 

@@ -36,9 +36,9 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load_file
 
-import gat_pyg.experiments.job  # imports all that the processes need, before they are forked
 import gat_pyg.run
-from gat_pyg.experiments.result import read
+import gat_pyg.sweeps.job  # imports all that the processes need, before they are forked
+from gat_pyg.runs.result import read
 
 MLP = ("model=mlp", "model.hidden_channels=8", "training.lr=0.02", "checkpoint_every=0.1")
 DIGITS = (*MLP, "training.max_epochs=150", "training.patience=60")
@@ -97,9 +97,7 @@ def command(arguments: Sequence[str], changes: int | None = None) -> None:
     torch.set_num_threads(1)
     start = torch.multiprocessing.start_processes
     if "processes=2" not in arguments:
-        gat_pyg.experiments.together.spawn = lambda work, arguments, nprocs: start(
-            work, arguments, nprocs, start_method="fork"
-        )  # type: ignore
+        gat_pyg.runs.stacked.spawn = lambda work, arguments, nprocs: start(work, arguments, nprocs, start_method="fork")  # type: ignore
     sys.argv = ["gat-pyg", *arguments]
     gat_pyg.run.main()
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gat_pyg.experiments.result import versions
+from gat_pyg.runs.result import versions
 
 FOLDER = Path(__file__).parent
 REHEARSED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -42,8 +42,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch_geometric import EdgeIndex
 
+import gat_pyg.command.command
 import gat_pyg.data
-import gat_pyg.experiments.command
 import gat_pyg.run
 import gat_pyg.seeds
 from gat_pyg import GAT, GATConv, GATv2Conv
@@ -166,14 +166,14 @@ def stacks() -> Iterator[Case]:
 
 def setting_hash(*arguments: str) -> str:
     """The hash that a line of results with these settings has: the one function here that uses internals."""
-    from gat_pyg.experiments.settings import Settings
+    from gat_pyg.settings.settings import Settings
 
     return Settings.parse(compose("config", list(arguments))).hash
 
 
 def settings() -> Iterator[Case]:
     """Every model on every data set, and each recorded line that one of these or a table's cell can write."""
-    conf = Path(gat_pyg.experiments.conf.config_folder())
+    conf = Path(gat_pyg.settings.conf.config_folder())
 
     def cells() -> Iterator[tuple[str, ...]]:
         for table in map(OmegaConf.load, sorted((conf / "experiment").glob("*.yaml"))):

@@ -79,7 +79,7 @@ CUDA: dict[str, Any] = {
 def begin() -> None:
     """Replace the GPU in this process."""
     from gat_pyg import data
-    from gat_pyg.data import citation, proteins
+    from gat_pyg.data.named import citation, proteins
     from gat_pyg.graph import edges
     from gat_pyg.kernels import device
     from gat_pyg.kernels.gpu import rows

@@ -28,7 +28,7 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler, NodeSamplerInp
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import degree
 
-from gat_pyg.experiments.result import versions
+from gat_pyg.runs.result import versions
 from gat_pyg.training.neighbours import TorchSampler
 
 FAN_OUTS = ([10, 10], [25, 10], [15, 10, 5])

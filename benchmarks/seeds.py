@@ -31,9 +31,9 @@ import torch.nn.functional as F
 from lightning import Trainer
 
 import machine
-from gat_pyg.data import citation
-from gat_pyg.experiments.process import keep_memory
+from gat_pyg.data.named import citation
 from gat_pyg.models import GAT
+from gat_pyg.runs.process import keep_memory
 from gat_pyg.seeds import Member, Stacked, train
 from gat_pyg.seeds.fitting import SINGLE, seeded
 from gat_pyg.tasks.task import Task

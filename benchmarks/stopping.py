@@ -32,10 +32,10 @@ import torch
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch_geometric.data import Data
 
-from gat_pyg.data import citation, proteins
-from gat_pyg.experiments.process import keep_memory
-from gat_pyg.experiments.result import versions
+from gat_pyg.data.named import citation, proteins
 from gat_pyg.models import GAT
+from gat_pyg.runs.process import keep_memory
+from gat_pyg.runs.result import versions
 from gat_pyg.seeds import fitting
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import Inductive, Optimisation, PaperStopping

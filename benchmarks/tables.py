@@ -59,7 +59,7 @@ def command(*settings: str) -> None:
 
 def broken(options: argparse.Namespace, record: dict[str, Any], save: Callable[[], None]) -> bool:
     """Print the message and the seconds of every broken table."""
-    import gat_pyg.experiments.job  # noqa: F401 (before the forks)
+    import gat_pyg.sweeps.job  # noqa: F401 (before the forks)
 
     record["rows"] = []
     tables = [(40, item) for item in broken_tables().items()]
@@ -112,10 +112,10 @@ def generated(nodes: int, edges: int, seed: int = 0) -> tuple[pd.DataFrame, pd.D
 
 def steps(begin: float, *settings: str) -> None:
     """Run the command, and print the seconds since `begin` and the MiB at the peak after each step as JSON."""
-    import gat_pyg.experiments.job  # noqa: F401 (all imports)
-    import gat_pyg.experiments.suited as suited
+    import gat_pyg.settings.defaults_by_data as suited
+    import gat_pyg.sweeps.job  # noqa: F401 (all imports)
 
-    reader: Any = sys.modules["gat_pyg.data.table_graph"]
+    reader: Any = sys.modules["gat_pyg.data.tables.graph"]
     seen: dict[str, Any] = {}
 
     def passed(name: str) -> None:
@@ -353,7 +353,7 @@ def trained(case: Case, files: Files, *settings: str) -> tuple[dict[str, Any], d
 
 def leaks(options: argparse.Namespace, record: dict[str, Any], save: Callable[[], None]) -> bool:
     """Print the test score, with shuffled targets beside chance, and the weights that the test rows change."""
-    import gat_pyg.experiments.job  # noqa: F401 (before the forks)
+    import gat_pyg.sweeps.job  # noqa: F401 (before the forks)
 
     record["rows"] = {}
     print("| | score | shuffled | chance | weights changed by test rows |\n|---|---|---|---|---|")

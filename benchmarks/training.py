@@ -30,7 +30,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import machine
-from gat_pyg.data import citation
+from gat_pyg.data.named import citation
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive, cuda_graphs

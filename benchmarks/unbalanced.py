@@ -30,8 +30,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import scatter, to_undirected
 
 import machine
-from gat_pyg.experiments.process import keep_memory
 from gat_pyg.models import GAT
+from gat_pyg.runs.process import keep_memory
 from gat_pyg.seeds import fitting
 from gat_pyg.tasks.metrics import AVERAGE_PRECISION
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels

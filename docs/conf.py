@@ -16,7 +16,7 @@ sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
 import recorded  # noqa: E402
 
 import gat_pyg  # noqa: E402
-from gat_pyg.experiments import reference  # noqa: E402
+from gat_pyg.command import help as reference  # noqa: E402
 
 project = "gat_pyg"
 author = copyright = "The gat_pyg maintainers"
@@ -55,7 +55,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(gat_pyg\.)?.*\._\w+(\.\w+)?"),  # private base classes, and those of private modules
     (
         "py:class",
-        r"Kind|Number|Panels|(gat_pyg\.experiments\.uncertainty\.)?Rows|Scale|Split|Weights|dataclasses\.InitVar",
+        r"Kind|Number|Panels|(gat_pyg\.trained\.uncertainty\.)?Rows|Scale|Split|Weights|dataclasses\.InitVar",
     ),  # aliases, and what the inventory of Python lacks
     ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation

@@ -30,7 +30,7 @@ IMPORTED = [
     "gat_pyg.baselines.mlp",
     "gat_pyg.data",
     "gat_pyg.distributed.halo",
-    "gat_pyg.experiments.search",
+    "gat_pyg.sweeps.search",
     "gat_pyg.graph.partition",
     "gat_pyg.models.gat",
     "gat_pyg.seeds",
@@ -121,8 +121,8 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
     from lightning.pytorch.strategies.launchers import subprocess_script
 
-    import gat_pyg.experiments.shared as shared
-    import gat_pyg.experiments.together as together
+    import gat_pyg.runs.stacked as together
+    import gat_pyg.runs.workers as shared
 
     os.chdir(cwd)
     os.environ.clear()

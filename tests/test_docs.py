@@ -13,8 +13,8 @@ import pytest
 import torch
 from sklearn import manifold
 
-import gat_pyg.experiments.explain
 import gat_pyg.kernels.device
+import gat_pyg.trained.explain
 from gat_pyg.run import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -93,7 +93,7 @@ def test_code_runs(page, runs, tmp_path, monkeypatch):
     shutil.copytree(runs / "outputs", tmp_path / "outputs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(manifold, "TSNE", partial(manifold.TSNE, max_iter=250))  # of 1000, which take seconds
-    monkeypatch.setattr(gat_pyg.experiments.explain, "EPOCHS", 5)  # of 200
+    monkeypatch.setattr(gat_pyg.trained.explain, "EPOCHS", 5)  # of 200
     names = {"__name__": "page"}
     for block in CODE[page]:
         exec(block, names)

@@ -13,11 +13,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from gat_pyg.experiments.command import translated
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder
-from gat_pyg.experiments.result import read
-from gat_pyg.experiments.settings import Settings
+from gat_pyg.command.command import translated
 from gat_pyg.run import main
+from gat_pyg.runs.result import read
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.settings import Settings
 from tests.graphs import amazon_files
 
 ROOT = Path(__file__).parents[1]

@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from .attention import Dot as Dot
     from .attention import GATv2 as GATv2
     from .attention import attend as attend
+    from .command.doctor import doctor as doctor
+    from .command.warm import warm_up as warm_up
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
     from .conv import accelerate as accelerate
     from .conv import from_dgl as from_dgl
     from .conv import restore as restore
-    from .experiments.doctor import doctor as doctor
-    from .experiments.evaluation import evaluate as evaluate
-    from .experiments.explain import explain as explain
-    from .experiments.export import export as export
-    from .experiments.model_file import load as load
-    from .experiments.predictions import predict as predict
-    from .experiments.uncertainty import calibration as calibration
-    from .experiments.warm import warm_up as warm_up
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
     from .report.best import best as best
+    from .trained.evaluate import evaluate as evaluate
+    from .trained.explain import explain as explain
+    from .trained.export import export as export
+    from .trained.model_file import load as load
+    from .trained.predict import predict as predict
+    from .trained.uncertainty import calibration as calibration
     from .training import Inductive as Inductive
     from .training import Optimisation as Optimisation
     from .training import PaperStopping as PaperStopping
@@ -59,20 +59,20 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "best": "report.best",
-    "calibration": "experiments.uncertainty",
+    "calibration": "trained.uncertainty",
     "data": "data",
-    "doctor": "experiments.doctor",
-    "evaluate": "experiments.evaluation",
-    "explain": "experiments.explain",
-    "export": "experiments.export",
+    "doctor": "command.doctor",
+    "evaluate": "trained.evaluate",
+    "explain": "trained.explain",
+    "export": "trained.export",
     "from_dgl": "conv",
     "graphgym": "graphgym",
-    "load": "experiments.model_file",
-    "predict": "experiments.predictions",
+    "load": "trained.model_file",
+    "predict": "trained.predict",
     "report": "report",
     "restore": "conv",
     "seeds": "seeds",
-    "warm_up": "experiments.warm",
+    "warm_up": "command.warm",
 }
 
 

@@ -13,9 +13,9 @@ from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.conf import TRUSTED, VERSION_BASE, config_folder
-from .experiments.verbs import TRAIN, completed, verb_of, warn
+from .command.command import errors_as_messages, exit_with, message, translated
+from .command.verbs import TRAIN, completed, verb_of, warn
+from .settings.conf import TRUSTED, VERSION_BASE, config_folder
 from .terminal import message as over_progress
 from .terminal import print_any_text
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 def print_help(arguments: Sequence[str]) -> None:
     """Print the help of the command, or of the settings among the arguments; those with a value select the classes."""
-    from .experiments.reference import explanation, overview  # compose all settings
+    from .command.help import explanation, overview  # compose all settings
 
     words = [text for text in arguments if not text.startswith("-") and text != TRAIN]
     names = [text for text in words if "=" not in text]
@@ -70,7 +70,7 @@ def print_help(arguments: Sequence[str]) -> None:
 
 def job(config: DictConfig) -> float:
     """Train with the seeds `seed`, `seed + 1`, ..., or fill a table; return the score for a sweeper: see `execute`."""
-    from .experiments.job import execute  # imports torch, and Lightning, which chooses how warnings look
+    from .sweeps.job import execute  # imports torch, and Lightning, which chooses how warnings look
 
     warnings.formatwarning = lambda text, *_, **__: over_progress(f"gat-pyg: {text}\n")
     return execute(config)

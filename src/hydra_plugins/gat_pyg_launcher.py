@@ -21,7 +21,7 @@ class StackedLauncher(BasicLauncher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Train the jobs of a batch, and return the score or the error of each."""
-        from gat_pyg.experiments.job import execute_all, request
+        from gat_pyg.sweeps.job import execute_all, request
 
         train, self.task_function = self.task_function, request
         try:

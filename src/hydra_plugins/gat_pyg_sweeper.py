@@ -1,4 +1,4 @@
-"""The Hydra sweeper `optuna`: see `gat_pyg.experiments.search`.
+"""The Hydra sweeper `optuna`: see `gat_pyg.sweeps.search`.
 
 Every command of Hydra imports this file as it starts, so it imports neither torch nor Optuna.
 """
@@ -32,7 +32,7 @@ class OptunaSweeper(Sweeper):
         """Run the trials of a study."""
         if find_spec("optuna") is None:
             raise HydraException("A search needs Optuna, which is not installed. Run: python -m pip install optuna")
-        from gat_pyg.experiments.search import Search
+        from gat_pyg.sweeps.search import Search
 
         assert self.config is not None  # by `setup`
         Search(**self.settings).run(arguments, self.config, self.hydra_context, self.launcher)

@@ -18,7 +18,7 @@ from gat_pyg.baselines.chebyshev import Chebyshev, scaled_laplacian
 from gat_pyg.baselines.gcn import GCN, normalised
 from gat_pyg.baselines.mlp import MLP
 from gat_pyg.baselines.monet import MoNet, coordinates
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
 from tests.laws import assert_close

@@ -19,9 +19,9 @@ from gat_pyg.baselines.manireg import ManiReg
 from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import digits, planetoid
-from gat_pyg.data.raw import data_root
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder, instantiate
+from gat_pyg.data.named.raw import data_root
 from gat_pyg.seeds.stack import Stack
+from gat_pyg.settings.conf import VERSION_BASE, config_folder, instantiate
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
 from tests.laws import assert_close

@@ -19,11 +19,11 @@ from torch_geometric.utils import to_undirected
 
 import gat_pyg.run
 from gat_pyg.data import Collate, Task, digits, from_dataset, from_file, links
-from gat_pyg.experiments.build import warn_of_unknown_categories
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
 from gat_pyg.models.encoders import Encoder, num_categories, num_unknown
+from gat_pyg.runs.build import warn_of_unknown_categories
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.trained.predict import predict
 
 SPLITS = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)

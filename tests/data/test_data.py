@@ -34,8 +34,9 @@ from torch_geometric.nn import MLP
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import k_hop_subgraph
 
-from gat_pyg.data import Task, digits, from_dataset, from_file, generated, planetoid, planted, ppi, proteins, unpickle
-from gat_pyg.data.raw import data_root, reading
+from gat_pyg.data import Task, digits, from_dataset, from_file, planetoid, planted, ppi
+from gat_pyg.data.named import generated, proteins, unpickle
+from gat_pyg.data.named.raw import data_root, reading
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import GAT
 from gat_pyg.tasks.checks import KEYS

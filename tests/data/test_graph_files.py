@@ -17,8 +17,8 @@ import torch
 from torch_geometric.utils import is_undirected
 
 from gat_pyg.data import from_file, from_networkx, from_pandas, from_scipy
-from gat_pyg.data.graph_files import FACEBOOK, graph_tables
 from gat_pyg.data.rows import read_rows
+from gat_pyg.data.tables.programs import FACEBOOK, graph_tables
 
 N = 20
 

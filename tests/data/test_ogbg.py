@@ -14,8 +14,8 @@ from torchmetrics.functional.classification import binary_auroc
 
 import gat_pyg.run
 from gat_pyg.data import ogbg
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
+from gat_pyg.runs.result import read
+from gat_pyg.trained.predict import predict
 from tests.data.test_ogbn import table
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")

@@ -16,10 +16,10 @@ from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg.data import ogbl
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, Encoded
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.links import _keys
+from gat_pyg.trained.predict import predict
 from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive, batching
 from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
 from tests.data.test_ogbn import table

@@ -16,9 +16,10 @@ import torch
 from torch_geometric.utils import contains_isolated_nodes, is_undirected, to_undirected
 
 import gat_pyg.run
-from gat_pyg.data import ogb, ogbn
-from gat_pyg.data.ogb import OGBN
-from gat_pyg.experiments.result import read
+from gat_pyg.data import ogbn
+from gat_pyg.data.named import ogb
+from gat_pyg.data.named.ogb import OGBN
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.objective import MASKS
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")

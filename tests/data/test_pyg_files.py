@@ -18,7 +18,7 @@ from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.datasets import KarateClub
 
 from gat_pyg.data import Task, digits, from_dataset, from_file, links, planted
-from gat_pyg.data.keys import READ
+from gat_pyg.data.arrays.keys import READ
 from gat_pyg.models import GAT
 from gat_pyg.tasks.edges import EdgeLabels
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels

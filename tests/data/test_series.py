@@ -13,13 +13,13 @@ import torch
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import is_undirected
 
+from gat_pyg.command.messages import sizes
 from gat_pyg.data import Collate, from_dataset, from_file
-from gat_pyg.data.series import graphs_of_series
-from gat_pyg.experiments.messages import sizes
-from gat_pyg.experiments.model_file import save_model
-from gat_pyg.experiments.predictions import predict
+from gat_pyg.data.arrays.series import graphs_of_series
 from gat_pyg.models import GAT
 from gat_pyg.tasks.objective import SPLITS
+from gat_pyg.trained.model_file import save_model
+from gat_pyg.trained.predict import predict
 from gat_pyg.training import TaskData
 
 T, N, F, E = 11, 4, 2, 7

@@ -15,13 +15,13 @@ from torch_geometric.utils import from_smiles
 
 import gat_pyg.run
 from gat_pyg.data import smiles
+from gat_pyg.data.molecules.smiles import split_by_group
 from gat_pyg.data.rows import read_rows
-from gat_pyg.data.smiles import split_by_group
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.targets import GraphTargets
+from gat_pyg.trained.predict import predict
 
 BENZENES = ["c1ccccc1", "Cc1ccccc1", "Oc1ccccc1", "Nc1ccccc1", "Clc1ccccc1"]
 PYRIDINES = ["c1ccncc1", "Cc1ccncc1"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gat_pyg.data import tables
-from gat_pyg.data.table_files import read_table
+from gat_pyg.data.tables.files import read_table
 
 TABLES = {
     "id,a,b\n1,2,x\n2,,y\n": {"id": [1, 2], "a": [2, None], "b": ["x", "y"]},

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, from_pandas, tables
-from gat_pyg.data.columns import Features, Targets
 from gat_pyg.data.rows import Rows, read_rows
-from gat_pyg.data.table_splits import masks_by_column, masks_by_time
+from gat_pyg.data.tables.columns import Features, Targets
+from gat_pyg.data.tables.split_columns import masks_by_column, masks_by_time
 from gat_pyg.tasks.objective import MASKS
 from gat_pyg.tasks.preparation import Preparation
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gat_pyg.experiments.result import Result, read
+from gat_pyg.runs.result import Result, read
 from tests.processes import WITHOUT_KERNELS, python
 
 

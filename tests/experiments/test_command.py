@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.run
-from gat_pyg.experiments import folder, reference
-from gat_pyg.experiments.settings import TRAINER
+from gat_pyg.command import help as reference
+from gat_pyg.runs import folder
+from gat_pyg.settings.settings import TRAINER
 
 LIGHT = """
 import sys

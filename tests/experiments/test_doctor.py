@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gat_pyg
-from gat_pyg.experiments import doctor
+from gat_pyg.command import doctor
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from gat_pyg.experiments import process
-from gat_pyg.experiments.process import ELEMENTS, granted, reset_peak, suited_threads
+from gat_pyg.runs import process
+from gat_pyg.runs.process import ELEMENTS, granted, reset_peak, suited_threads
 
 
 @pytest.fixture

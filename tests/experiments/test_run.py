@@ -39,32 +39,32 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, KarateClub, Planetoid
 
-import gat_pyg.experiments.alone
-import gat_pyg.experiments.folder
-import gat_pyg.experiments.job
-import gat_pyg.experiments.messages
-import gat_pyg.experiments.process
-import gat_pyg.experiments.together
+import gat_pyg.command.messages
 import gat_pyg.run
+import gat_pyg.runs.folder
+import gat_pyg.runs.process
+import gat_pyg.runs.sequential
+import gat_pyg.runs.stacked
 import gat_pyg.seeds.planning
+import gat_pyg.sweeps.job
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
+from gat_pyg.command.command import run_name
 from gat_pyg.data import digits, from_file, links, planted
-from gat_pyg.experiments.baselines import Baselines
-from gat_pyg.experiments.build import task_of
-from gat_pyg.experiments.command import run_name
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder
-from gat_pyg.experiments.folder import Run
-from gat_pyg.experiments.pruning import pruned_by
-from gat_pyg.experiments.result import BASELINES, Result, read
-from gat_pyg.experiments.uncertainty import Rows, calibrated
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import gathered
 from gat_pyg.report.runs import lines_of as report_lines
+from gat_pyg.runs.build import task_of
+from gat_pyg.runs.folder import Run
+from gat_pyg.runs.pruning import pruned_by
+from gat_pyg.runs.reference_scores import Baselines
+from gat_pyg.runs.result import BASELINES, Result, read
 from gat_pyg.seeds import Outcome
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.tasks.nodes import NodeLabels
+from gat_pyg.trained.uncertainty import Rows, calibrated
 from tests.graphs import amazon_files
 from tests.processes import python
 
@@ -76,8 +76,8 @@ NORM = ("model._target_=torch_geometric.nn.MLP", "+model.norm=batch_norm", "+mod
 
 LEFT_BY_A_SEED = {"config.yaml", "metrics.csv", "model.safetensors", "result.json"}
 FAILS_FOR_SEED_1 = """
-import gat_pyg.experiments.shared as shared
-from gat_pyg.experiments.command import message
+import gat_pyg.runs.workers as shared
+from gat_pyg.command.command import message
 from gat_pyg.run import main
 
 def one_run(settings, task, seed, folder, run=shared.one_run):
@@ -352,11 +352,11 @@ def test_a_constant_prediction_is_warned_of(
     command: Command, dataset: str, vectorize: str, monkeypatch: pytest.MonkeyPatch
 ):
     if dataset == "planted":  # as if it were a long training
-        monkeypatch.setattr("gat_pyg.experiments.job.LARGE", 0)
+        monkeypatch.setattr("gat_pyg.sweeps.job.LARGE", 0)
         calls: list[str] = []
-        for place in ("job", "alone"):
+        for place in ("sweeps.job", "runs.sequential"):
             once = partial(lambda place, *_: calls.append(place) or Baselines({"linear model": 0.0}, 0.0), place)
-            monkeypatch.setattr(f"gat_pyg.experiments.{place}.baselines_of", once)
+            monkeypatch.setattr(f"gat_pyg.{place}.baselines_of", once)
     output = command(
         "model=mlp",
         f"model._target_={__name__}.Constant",
@@ -423,7 +423,7 @@ def test_summary_has_the_reason_of_the_stop(epochs: int, best: int, criterion: s
         training=SimpleNamespace(patience=100, criterion=criterion), trainer={"max_epochs": 400}
     )
     result = Result("GAT", "d", "accuracy", 80.0, 0, epochs, best, 80.0, 1.0, 0.1, 9)
-    assert gat_pyg.experiments.messages.epochs(result, settings) == text
+    assert gat_pyg.command.messages.epochs(result, settings) == text
 
 
 def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):
@@ -440,8 +440,8 @@ def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: C
 
 def test_the_score_for_a_sweeper_is_highest_for_the_best(command: Command, monkeypatch: pytest.MonkeyPatch):
     scores = []
-    execute = gat_pyg.experiments.job.execute
-    monkeypatch.setattr(gat_pyg.experiments.job, "execute", lambda config: scores.append(execute(config)))
+    execute = gat_pyg.sweeps.job.execute
+    monkeypatch.setattr(gat_pyg.sweeps.job, "execute", lambda config: scores.append(execute(config)))
     command(*QUANTITIES, *SMALL, "metric=rmse", "runs=2", "training.max_epochs=2")
     assert scores == pytest.approx([-np.mean([result.val for result in read("outputs/results.jsonl")])])
 
@@ -601,7 +601,7 @@ def test_processes_whose_job_died_while_they_started_train_nothing(place: Path, 
 
 
 def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = gat_pyg.experiments.folder
+    folder = gat_pyg.runs.folder
     child = try_lock(place / "1.lock")
     part = place / ".result.json.7.part"  # which it is writing
     part.touch()
@@ -612,7 +612,7 @@ def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, m
 
 
 def test_a_rank_whose_first_rank_died_while_it_started_ends(place: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = gat_pyg.experiments.folder
+    folder = gat_pyg.runs.folder
     monkeypatch.setattr(folder, "is_first", lambda: False)
     monkeypatch.setenv(folder.RUN_DIR, str(place))
     monkeypatch.setenv(folder.PARENT, str(os.getppid()))
@@ -627,7 +627,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     def says(*arguments: str) -> str:
         output: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(gat_pyg.experiments.together, "rank_zero_print", output.append)
+            patch.setattr(gat_pyg.runs.stacked, "rank_zero_print", output.append)
             command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
         return "\n".join(output)
 
@@ -639,7 +639,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     many = ("dataset=planted", "dataset.graphs=6")
     assert says(*many) == "planted: 2 runs as one, on the same batches of graphs, in the order of seed 0"
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.together, "LARGE", 1000)
+        patch.setattr(gat_pyg.runs.stacked, "LARGE", 1000)
         large = r"planted: 2 runs one by one, since a step has \d+ million elements, and so .* not faster as one"
         assert re.fullmatch(large, says(*many))
     compiles = ("training.compile=true", "training.max_epochs=1")
@@ -760,7 +760,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         return forward(self, x, edge_index, edge_attr)
 
     monkeypatch.setattr(GAT, "forward", spy)
-    monkeypatch.setattr(gat_pyg.experiments.build, "rank_zero_print", reports.append)
+    monkeypatch.setattr(gat_pyg.runs.build, "rank_zero_print", reports.append)
     for sparse, layout in (("auto", torch.sparse_csr), ("true", torch.sparse_csr), ("false", torch.strided)):
         layouts.clear()
         command(*arguments, f"training.sparse={sparse}", f"outputs=sparse-{sparse}")
@@ -799,11 +799,11 @@ def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monke
 @pytest.mark.kernels
 def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     output: list[str] = []
-    build_task = gat_pyg.experiments.build.build_task
+    build_task = gat_pyg.runs.build.build_task
     log = cache.log
-    monkeypatch.setattr(gat_pyg.experiments.process, "rank_zero_print", output.append)
+    monkeypatch.setattr(gat_pyg.runs.process, "rank_zero_print", output.append)
     monkeypatch.setattr(
-        gat_pyg.experiments.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+        gat_pyg.sweeps.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
     command(*SMALL, "training.max_epochs=1")
     assert output == ["Compiling the kernels for their first use"]
@@ -1136,9 +1136,7 @@ def test_missing_gpus_are_named_before_anything_is_written(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(
-        gat_pyg.experiments.job, "read_task", lambda config: pytest.fail("the data would be downloaded")
-    )
+    monkeypatch.setattr(gat_pyg.sweeps.job, "read_task", lambda config: pytest.fail("the data would be downloaded"))
     output = command("trainer=ddp", *f"trainer.devices={devices}".split(), fails=True)
     assert re.search(message, output) and len(output.splitlines()) == 1, output
     assert not [*before.rglob("*")]
@@ -1154,13 +1152,13 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
         done.append(f"{nprocs} processes")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-    monkeypatch.setattr(gat_pyg.experiments.together, "spawn", spawn)
+    monkeypatch.setattr(gat_pyg.runs.stacked, "spawn", spawn)
     command(*SMALL, "trainer=ddp_cpu", "runs=2", "vectorize=on", fails=True)  # nobody trains
     assert done == ["freed", "2 processes"]
 
 
 def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPatch):
-    together = gat_pyg.experiments.together
+    together = gat_pyg.runs.stacked
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(together, "read_task", lambda settings: "task")
@@ -1174,7 +1172,7 @@ def test_results_name_the_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0))
     trainer = SimpleNamespace(strategy=strategy, world_size=2, precision="bf16-mixed")
-    assert gat_pyg.experiments.process.device_name(trainer) == "2 x GPU of cuda:0, bf16-mixed"
+    assert gat_pyg.runs.process.device_name(trainer) == "2 x GPU of cuda:0, bf16-mixed"
 
 
 def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -1283,8 +1281,8 @@ def test_a_seed_that_diverges_costs_no_other_its_result(
             nn.init.constant_(next(built.model.parameters()), torch.nan)
         return built
 
-    build_model = gat_pyg.experiments.build.build_model
-    monkeypatch.setattr(gat_pyg.experiments.build, "build_model", poisoned)
+    build_model = gat_pyg.runs.build.build_model
+    monkeypatch.setattr(gat_pyg.runs.build, "build_model", poisoned)
     settings = (*SMALL, "training.max_epochs=3", "runs=4", f"vectorize={vectorize}")
     output = command(*settings, fails=True)
     assert re.search(r"1 of 4 runs diverged \(seed 1\): no epoch ended with a finite .* others are in outputs/", output)
@@ -1306,7 +1304,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(gat_pyg.experiments.job, "read_task", bug)
+    monkeypatch.setattr(gat_pyg.sweeps.job, "read_task", bug)
     monkeypatch.setattr(sys, "argv", ["gat-pyg"])
     with pytest.raises(SystemExit):
         gat_pyg.run.main()
@@ -1421,7 +1419,7 @@ def test_signal_before_the_training_ends_it_with_one_line(
 ):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.job, "read_task", lambda config: signal.raise_signal(number))
+        patch.setattr(gat_pyg.sweeps.job, "read_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last starts it again, since no epoch was finished\."
@@ -1458,7 +1456,7 @@ def test_signal_writes_a_checkpoint(command: Command, number: signal.Signals, se
 @contextmanager
 def interrupted_before(last: int) -> Iterator[None]:
     """Context manager: the command is interrupted when it comes to this seed."""
-    one_run = gat_pyg.experiments.job.one_run
+    one_run = gat_pyg.sweeps.job.one_run
 
     def dies(settings: Any, task: Any, seed: int, folder: Path) -> Result | None:
         if seed == last:
@@ -1466,7 +1464,7 @@ def interrupted_before(last: int) -> Iterator[None]:
         return one_run(settings, task, seed, folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.job, "one_run", dies)
+        patch.setattr(gat_pyg.sweeps.job, "one_run", dies)
         with pytest.raises(SystemExit, match="130"):
             yield
 
@@ -1513,7 +1511,7 @@ def test_a_stacked_sweep_leaves_what_its_jobs_leave_alone_also_if_it_is_killed_a
     del passes[:]
     more = (*SWEEP, *QUICK, "training.lr=0.01,0.02,0.05", "outputs=killed", "ckpt_path=last", STACKED)
     written: list[None] = []
-    write = gat_pyg.experiments.together.write_outputs
+    write = gat_pyg.runs.stacked.write_outputs
 
     def dies_between(*arguments: Any) -> None:
         written.append(None)
@@ -1522,7 +1520,7 @@ def test_a_stacked_sweep_leaves_what_its_jobs_leave_alone_also_if_it_is_killed_a
         write(*arguments)
 
     with monkeypatch.context() as patch, suppress(Killed):
-        patch.setattr(gat_pyg.experiments.together, "write_outputs", dies_between)
+        patch.setattr(gat_pyg.runs.stacked, "write_outputs", dies_between)
         command(*more)
     output = command(*more)
     assert passes == [[0], [0, 0], [0, 0], [0]]  # the interrupted stack is first, in its own order
@@ -1575,19 +1573,19 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The seeds of each pass, in the order of the passes."""
     every: list[list[int]] = []
-    one_pass = gat_pyg.experiments.together.one_pass
+    one_pass = gat_pyg.runs.stacked.one_pass
 
     def noted(runs: list[Run], *others: Any) -> None:
         every.append([run.seed for run in runs])
         one_pass(runs, *others)
 
-    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", noted)
+    monkeypatch.setattr(gat_pyg.runs.stacked, "one_pass", noted)
     return every
 
 
 def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch):
     passes: list[list[int]] = []
-    one_pass = gat_pyg.experiments.together.one_pass
+    one_pass = gat_pyg.runs.stacked.one_pass
 
     def dies(runs: list[Run], *others: Any) -> None:
         passes.append([run.seed for run in runs])
@@ -1595,7 +1593,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
             raise KeyboardInterrupt
         one_pass(runs, *others)
 
-    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", dies)
+    monkeypatch.setattr(gat_pyg.runs.stacked, "one_pass", dies)
     many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
     with pytest.raises(SystemExit, match="130"):
         command(*many)
@@ -1607,7 +1605,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
 def test_a_pass_that_left_some_of_its_results_is_done_whole(
     command: Command, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
-    write = gat_pyg.experiments.together.write_outputs
+    write = gat_pyg.runs.stacked.write_outputs
 
     def dies(config: object, task: object, outcome: Outcome, *others: object) -> Result:
         if outcome.seed == 4:
@@ -1616,7 +1614,7 @@ def test_a_pass_that_left_some_of_its_results_is_done_whole(
 
     many = (*SMALL, "runs=6", "seeds_per_pass=3", "training.max_epochs=2")
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.together, "write_outputs", dies)
+        patch.setattr(gat_pyg.runs.stacked, "write_outputs", dies)
         with suppress(Killed):
             command(*many)
     assert [line.seed for line in read("outputs/results.jsonl")] == [0, 1, 2, 3]
@@ -1653,7 +1651,7 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(
 def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
     output: list[str] = []
     passes: list[list[int]] = []
-    one_pass = gat_pyg.experiments.together.one_pass
+    one_pass = gat_pyg.runs.stacked.one_pass
 
     def small(runs: list[Run], *others: Any) -> None:
         passes.append([run.seed for run in runs])
@@ -1663,7 +1661,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
             )
         one_pass(runs, *others)
 
-    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
+    monkeypatch.setattr(gat_pyg.runs.stacked, "one_pass", small)
     monkeypatch.setattr(gat_pyg.seeds.planning, "rank_zero_print", output.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]

@@ -13,8 +13,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import gat_pyg.run
-from gat_pyg.experiments.result import Result, append, read
-from gat_pyg.experiments.sweep import Setting, best_settings
+from gat_pyg.runs.result import Result, append, read
+from gat_pyg.sweeps.ranking import Setting, best_settings
 from tests.processes import python
 
 Command = Callable[..., str]
@@ -26,7 +26,7 @@ import os, re, signal, sys, time
 from types import SimpleNamespace
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from gat_pyg.experiments import search
+from gat_pyg.sweeps import search
 
 folder, total, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 shares = left == -2

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import from_dataset
-from gat_pyg.experiments.uncertainty import Calibration, Rows, calibrated, caveat
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import gathered
 from gat_pyg.report.uncertainty import uncertainty_tables
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.targets import GraphTargets
+from gat_pyg.trained.uncertainty import Calibration, Rows, calibrated, caveat
 from tests.report.samples import at, seeds
 
 LEVELS = (0.01, 0.5, 0.9, 0.99)

@@ -23,10 +23,11 @@ from torch_geometric.utils import is_undirected
 import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
-from gat_pyg.experiments import predictions, top_links
-from gat_pyg.experiments.build import task_of
-from gat_pyg.experiments.predictions import run_task
 from gat_pyg.report import explanation_figure
+from gat_pyg.runs.build import task_of
+from gat_pyg.trained import predict as predictions
+from gat_pyg.trained import top_links
+from gat_pyg.trained.predict import run_task
 from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
@@ -95,7 +96,7 @@ def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) ->
     if len(first) == 2 and not objective.has_pairs:  # a node of several graphs
         which["graph"] = first[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+        patch.setattr("gat_pyg.trained.explain.EPOCHS", 2)
         explained = explain(run, **which)
     assert explained.kinds == ["attention", "gradient", "gnn_explainer", "occlusion"]
     values = frame[[*kind.probabilities]].iloc[0].astype(float).to_numpy()
@@ -217,7 +218,7 @@ def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monk
 
     settings = (*SMALL, "seed=3", "checkpoint_every=0", f"hydra.run.dir={tmp_path}/run", f"outputs={tmp_path}/outputs")
     with monkeypatch.context() as patch:
-        patch.setattr("gat_pyg.experiments.alone.write_outputs", interrupted)
+        patch.setattr("gat_pyg.runs.sequential.write_outputs", interrupted)
         with pytest.raises(SystemExit, match="130"):
             command(*settings)
     with pytest.warns(UserWarning, match=r"run is not finished: the weights are those of epoch \d, the best of 2\."):
@@ -262,7 +263,7 @@ def test_the_command_writes_json_lines_and_parquet(
 def test_an_explanation_has_the_names_and_values_of_the_tables(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+    monkeypatch.setattr("gat_pyg.trained.explain.EPOCHS", 2)
     run, files = trained(next(kind for kind in KINDS if kind.name == "nodes.csv"))
     nodes, edges = pd.read_csv(files[0], index_col="account"), pd.read_csv(files[1])
     capsys.readouterr()
@@ -310,7 +311,7 @@ def test_a_prediction_without_edges_is_explained_by_its_features(trained: Traine
 
 
 def test_a_prediction_without_features_is_explained_by_its_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+    monkeypatch.setattr("gat_pyg.trained.explain.EPOCHS", 2)
     np.savez(tmp_path / "ring.npz", edge_index=[np.arange(N), (np.arange(N) + 1) % N], y=np.arange(N) % 2)
     places = (f"dataset.path={tmp_path / 'ring.npz'}", f"hydra.run.dir={tmp_path / 'run'}", f"outputs={tmp_path}")
     command("dataset=file", *places, *SMALL)

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.kernels.device
-from gat_pyg.experiments.build import READ
-from gat_pyg.experiments.result import read
 from gat_pyg.run import main
+from gat_pyg.runs.build import READ
+from gat_pyg.runs.result import read
 
 N = 60
 

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 import gat_pyg
+from gat_pyg.command import warm as warming
 from gat_pyg.conv.gat import GATConv
-from gat_pyg.experiments import warm as warming
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.kernels.cpu.cache import compiled

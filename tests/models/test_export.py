@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gat_pyg
-from gat_pyg.experiments import export
 from gat_pyg.tasks.preparation import NORMALIZE, UNDIRECTED, Standardize
+from gat_pyg.trained import export
 from tests.laws import assert_close
 
 ROOT = Path(__file__).parents[2]

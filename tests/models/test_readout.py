@@ -14,11 +14,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
 
 from gat_pyg import GAT, load
-from gat_pyg.experiments.build import build_model
-from gat_pyg.experiments.model_file import save_model
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.models import Readout
+from gat_pyg.runs.build import build_model
+from gat_pyg.settings.settings import ModelFactory
+from gat_pyg.trained.model_file import save_model
+from gat_pyg.trained.predict import predict
 from tests.objectives import labelled_graphs
 
 MODELS = {

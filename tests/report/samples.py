@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg import GAT
-from gat_pyg.experiments.result import Result, append
 from gat_pyg.report.runs import Line
+from gat_pyg.runs.result import Result, append
 from tests.graphs import Graph
 
 

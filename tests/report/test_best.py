@@ -9,12 +9,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import gat_pyg
-from gat_pyg.experiments.command import translated
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder
-from gat_pyg.experiments.folder import Job
-from gat_pyg.experiments.reproduce import command_of
-from gat_pyg.experiments.result import Result, append
-from gat_pyg.experiments.settings import Settings
+from gat_pyg.command.command import translated
+from gat_pyg.command.reproduce import command_of
+from gat_pyg.runs.folder import Job
+from gat_pyg.runs.result import Result, append
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.settings import Settings
 
 
 def write(path: Path, method: str, metric: str, scores: dict[int, tuple[float, float]], **others: str) -> None:

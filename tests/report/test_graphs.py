@@ -24,12 +24,12 @@ import gat_pyg.report.graphs
 import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import digits, from_dataset
-from gat_pyg.experiments.result import Result, append, read
 from gat_pyg.models import Encoded, Readout
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.graphs import graph_figure, sheet_figure
 from gat_pyg.report.molecules import molecule_of, picture
 from gat_pyg.report.positions import graph_layout
+from gat_pyg.runs.result import Result, append, read
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.

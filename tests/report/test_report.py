@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task
-from gat_pyg.experiments.published import published
-from gat_pyg.experiments.result import Result
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
 from gat_pyg.report.data_table import Counts, counted, data_notes, data_table, edges_note
@@ -31,6 +29,8 @@ from gat_pyg.report.runs import Key, Line, gathered, lines_of
 from gat_pyg.report.significance import permutation_test
 from gat_pyg.report.tables import tables
 from gat_pyg.report.write import data_counts
+from gat_pyg.runs.result import Result
+from gat_pyg.settings.published import published
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from tests.report.samples import at, one, seeds, write_lines
 

@@ -13,8 +13,6 @@ from torch_geometric.data import Batch, Data
 
 import gat_pyg.run
 from gat_pyg.data import from_dataset, from_file
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
@@ -22,8 +20,10 @@ from gat_pyg.report.__main__ import main as report
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.graphs import graph_figure
 from gat_pyg.report.page import attention_page
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.targets import EdgeTargets
+from gat_pyg.trained.predict import predict
 from gat_pyg.training import Inductive, TaskData, Transductive
 from tests.objectives import labelled_edges, quantities_of_edges
 

@@ -10,7 +10,7 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 from torch_geometric.data import Data
 from torch_geometric.datasets import FakeDataset
 
-from gat_pyg.data.from_pyg import from_dataset, from_file
+from gat_pyg.data.arrays.from_pyg import from_dataset, from_file
 from gat_pyg.tasks.metrics import MAE, R2, RMSE
 from gat_pyg.tasks.objective import MASKS
 from gat_pyg.tasks.objectives import objective_from

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import gat_pyg.experiments.build
 import gat_pyg.graph.partition
 import gat_pyg.run
+import gat_pyg.runs.build
 from gat_pyg.data import planted
-from gat_pyg.experiments.result import Result, read
+from gat_pyg.runs.result import Result, read
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import Optimisation, TaskData, Transductive
 from tests.laws import assert_close
@@ -225,7 +225,7 @@ def test_the_command_trains_by_clusters(
 ):
     if metis and not gat_pyg.graph.partition.WITH_METIS:
         pytest.skip("pymetis is not installed")
-    for module in (gat_pyg.graph.partition, gat_pyg.experiments.build):
+    for module in (gat_pyg.graph.partition, gat_pyg.runs.build):
         monkeypatch.setattr(module, "WITH_METIS", metis)
     result = run(monkeypatch, tmp_path, "loader=cluster", f"training.max_epochs={epochs}", "training.lr=0.02")
     assert result.epochs == epochs and (result.value > 85 or not metis)

@@ -21,10 +21,10 @@ from torch_geometric.utils import is_undirected, k_hop_subgraph
 import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import Task, digits, links
-from gat_pyg.experiments.predictions import predict
-from gat_pyg.experiments.result import read
 from gat_pyg.models import LinkScores
+from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
+from gat_pyg.trained.predict import predict
 from gat_pyg.training import Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler

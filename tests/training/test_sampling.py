@@ -20,8 +20,8 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import k_hop_subgraph
 
 from gat_pyg import GAT
-from gat_pyg.experiments.result import read
 from gat_pyg.graph.edges import Edges
+from gat_pyg.runs.result import read
 from gat_pyg.seeds.memory import Peak
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw

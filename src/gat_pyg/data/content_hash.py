@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .keys import READ
+from .arrays.keys import READ
 
 PATHS = {  # the arguments with paths of the functions that read users' files
     "gat_pyg.data.from_file": ("path",),
-    "gat_pyg.data.from_pyg.from_file": ("path",),
+    "gat_pyg.data.arrays.from_pyg.from_file": ("path",),
     "gat_pyg.data.tables": ("nodes", "edges", "graph"),
     "gat_pyg.data.smiles": ("path",),
 }

@@ -25,7 +25,7 @@ from ..tasks.encodings import CONSTANT, Encoding
 from ..tasks.objective import SPLITS
 from ..tasks.preparation import build_transform
 from ..tasks.task import Task
-from .raw import data_root
+from .named.raw import data_root
 
 VERSION = 1  # part of the names of files: increase it if a transform computes other numbers
 _BROKEN = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)  # errors that a damaged file causes

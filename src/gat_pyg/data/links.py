@@ -24,8 +24,8 @@ from ..tasks.negatives import NonLinks, directed, two_sides
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
-from .detection import add_ids, check_edge_label, check_kind, labelled, plain, tidy
-from .keys import warn_of_unread
+from .arrays.detection import add_ids, check_edge_label, check_kind, labelled, plain, tidy
+from .arrays.keys import warn_of_unread
 from .splits import num_splits
 
 CHANNELS = 16  # the width of the vectors whose inner product is the score of a pair

@@ -11,11 +11,11 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from ..tasks.preparation import Preparation
-from .detection import check_kind, plain
-from .formats import graphs_in, read
-from .from_pyg import split_graphs
-from .smiles import NAMES_OF_COLUMNS, molecules_of
-from .tables import rows_of
+from .arrays.detection import check_kind, plain
+from .arrays.formats import graphs_in, read
+from .arrays.from_pyg import split_graphs
+from .molecules.smiles import NAMES_OF_COLUMNS, molecules_of
+from .tables.tables import rows_of
 
 
 class Rows(NamedTuple):

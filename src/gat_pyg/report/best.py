@@ -8,10 +8,10 @@ import statistics
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..experiments.folder import relative_path
-from ..experiments.reproduce import command_of
-from ..experiments.result import scores_of
-from ..experiments.rules import similar
+from ..command.reproduce import command_of
+from ..runs.folder import relative_path
+from ..runs.result import scores_of
+from ..settings.rules import similar
 from ..tasks.metrics import metric_named
 from .runs import Runs, gathered, lines_of
 from .significance import Significance, t_test

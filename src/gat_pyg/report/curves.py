@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..experiments.result import METRICS, RESULT, Result
+from ..runs.result import METRICS, RESULT, Result
 from .canvas import Canvas, Panels, despine
 from .general import Column, Rows, columns_of
 

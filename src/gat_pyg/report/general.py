@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..experiments.folder import settings_in
-from ..experiments.hashing import data_settings, learnt
-from ..experiments.result import BASELINES, ERRICA
-from ..experiments.settings import LABELS
+from ..runs.folder import settings_in
+from ..runs.result import BASELINES, ERRICA
+from ..settings.hashing import data_settings, learnt
+from ..settings.settings import LABELS
 from ..tasks.metrics import metric_named
 from .cells import NAMES, NONE, Cell, Table, ours_cell, spread
 from .runs import Key, Runs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..experiments.result import Result, read, scores_of
+from ..runs.result import Result, read, scores_of
 
 
 class Line(NamedTuple):

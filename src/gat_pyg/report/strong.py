@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..experiments.command import dataset_name
-from ..experiments.hashing import flattened, learnt
-from ..experiments.published import STRONG, Printed, published
-from ..experiments.settings import Settings
-from ..experiments.table import cells_of
+from ..command.command import dataset_name
+from ..settings.hashing import flattened, learnt
+from ..settings.published import STRONG, Printed, published
+from ..settings.settings import Settings
+from ..sweeps.grid import cells_of
 from .cells import NONE, Cell, Table, cost_cell, difference_cell, ours_cell, paper_cell, spread
 from .general import Column, text_of
 from .runs import Key, Runs

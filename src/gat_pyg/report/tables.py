@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..experiments.published import published
-from ..experiments.result import PACKAGES, SOURCE
+from ..runs.result import PACKAGES, SOURCE
+from ..settings.published import published
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from .cells import (
     NAMES,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..experiments.uncertainty import Calibration
+from ..trained.uncertainty import Calibration
 from .cells import NONE, Cell, Table
 from .general import Rows
 from .runs import Runs

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..data.citation import planetoid
-from ..data.proteins import listed_links, ppi
-from ..experiments.model_file import load
-from ..experiments.result import MODEL
+from ..data.named.citation import planetoid
+from ..data.named.proteins import listed_links, ppi
 from ..files import write_whole
 from ..models.attention import attention_layers
+from ..runs.result import MODEL
+from ..trained.model_file import load
 from .cells import NAMES, Table
 from .curves import scores_figure
 from .data_table import Counts, counted
@@ -87,7 +87,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
     Raises:
         ValueError: if no run of a model with attention on graph labels has kept its model.
     """
-    from ..experiments.build import task_of  # imports Lightning
+    from ..runs.build import task_of  # imports Lightning
     from .graphs import sheet_figure
 
     paths = []

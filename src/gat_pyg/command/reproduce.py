@@ -1,0 +1,97 @@
+"""The command that trains with the settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ..runs.result import CONFIG
+from ..settings.conf import VERSION_BASE, config_folder
+from ..settings.hashing import flattened
+from ..settings.settings import INTERNAL, Settings
+from ..sweeps.ranking import quoted
+from .command import translated, value_text
+
+CHOICES = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # groups of which a file is chosen
+DEFAULT = ("loader=full", "encoding=none", "optimizer=adam", "scheduler=none")  # unless a recipe has others
+OF_A_PLACE = {*INTERNAL, "seed", "runs", "ckpt_path", "outputs", "results", "data_root", "dataset.root"}
+
+
+def command_of(folder: str | Path, runs: int = 1) -> str | None:
+    """Return the command that trains with the settings in a run's folder; None if there are none or they cannot be one.
+
+    Composing the command gives the settings with the `config_hash` of the run.
+    """
+    file = Path(folder) / CONFIG
+    try:
+        saved: Any = OmegaConf.load(file)
+        wanted = Settings.parse(saved)
+    except (OSError, ValueError):
+        return None
+    values: Any = OmegaConf.to_container(saved, resolve=True)
+    chosen = [f"{group}={name}" for group in CHOICES if (name := _choice(group, values.get(group) or {}))]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        base: Any = OmegaConf.to_container(compose("config", translated(chosen)), resolve=True)
+        changes = _changes(flattened(base), flattened(values))
+        overrides = [*(text for text in chosen if text not in DEFAULT), *changes]
+        try:
+            settings = Settings.parse(compose("config", translated(overrides)))
+        except (HydraException, OmegaConfBaseException, ValueError):  # no override can express it
+            return None
+    content = {name: getattr(wanted, name) for name in INTERNAL}  # of files, which may have changed
+    if settings.replace(**content).hash != wanted.hash:
+        return None
+    return " ".join(["gat-pyg", *map(quoted, overrides), *([f"runs={runs}"] if runs > 1 else [])])
+
+
+def _choice(group: str, values: Mapping[str, Any]) -> str | None:
+    """Return the name of the file in conf with fewest other values; None if none has the same class."""
+    scores: dict[str, tuple[int, int]] = {}
+    for path in sorted((config_folder() / group).glob("*.yaml")):
+        inner = _file(path, group)
+        if inner.get("_target_") == values.get("_target_"):
+            equal = sum(values.get(key) == value for key, value in inner.items())
+            scores[path.stem] = equal - len(inner), equal
+    return max(scores, key=lambda name: scores[name], default=None)
+
+
+def _file(path: Path, group: str) -> dict[str, Any]:
+    """Return the settings of a group in a file and in those that it is based on."""
+    file: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    bases = (base for base in file.pop("defaults", []) if isinstance(base, str) and base != "_self_")
+    inner = file.get(group)
+    values: dict[str, Any] = inner if isinstance(inner, dict) else file
+    for base in bases:
+        values = {**_file(path.with_name(f"{base}.yaml"), group), **values}
+    return values
+
+
+def _changes(base: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that turn the composed settings into others."""
+
+    def counts(name: str) -> bool:
+        group, _, key = name.partition(".")
+        if group in ("trainer", "logger", "hydra", "family", "experiment", *OF_A_PLACE) or name in OF_A_PLACE:
+            return False
+        follows = f"split.{key}" if group == "dataset" else ""  # as dataset.val does split.val
+        return follows not in values or values.get(name) != values[follows]
+
+    new = [name for name in values if counts(name) and (name not in base or base[name] != values[name])]
+    old = [name for name in base if counts(name) and name not in values and base[name] is not None]
+    missing = dict.fromkeys(_missing(name, values) for name in old)
+    return [f"{name}={value_text(values[name])}" for name in new] + [f"~{name}" for name in missing]
+
+
+def _missing(name: str, values: Mapping[str, Any]) -> str:
+    """Return the shortest beginning of a dotted name with which no other name begins."""
+    parts = name.split(".")
+    beginnings = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next(text for text in beginnings if not any(f"{other}.".startswith(f"{text}.") for other in values))

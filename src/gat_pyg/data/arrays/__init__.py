@@ -1,0 +1,1 @@
+"""Users' graphs as arrays and PyG's objects."""

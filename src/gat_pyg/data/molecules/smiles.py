@@ -1,0 +1,379 @@
+"""Molecules: graphs from a table with a column of SMILES, and splits by their scaffolds."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
+from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
+
+from ...files import needs
+from ...tasks.objective import MASKS, SPLITS, any_known
+from ...tasks.objectives import objective_for
+from ...tasks.task import Task
+from ..arrays.from_pyg import from_dataset, name_of_file
+from ..splits import check_classes
+from ..tables.columns import Targets, missing_column
+from ..tables.files import file_of, named, read_table, where
+from ..tables.split_columns import masks_by_column, masks_by_time
+
+NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi", "structure", "molecule", "mol")  # of the column
+LISTED = 3  # rows in a message
+
+
+def smiles(
+    path: Any,
+    target: str | Sequence[str] | None = None,
+    smiles: str | None = None,
+    invalid: Literal["error", "skip"] = "error",
+    val: int | None = None,
+    test: int | None = None,
+    seed: int = 0,
+    column: str | None = None,
+    time: str | None = None,
+    scaffold: bool = False,
+    folds: int | str | Path | None = None,
+    fold: int = 0,
+    task: str | None = None,
+    like: Mapping[str, Any] | None = None,
+) -> Task:
+    """Read molecules from a table with a column of SMILES, and one or several columns to predict.
+
+    A molecule is the graph of PyG's `from_smiles`: x `[N, 9]` and edge_attr `[E, 3]` are categories of atoms and bonds,
+    which `+model.encoder=64` embeds; stereochemistry is among them. Hydrogens are counted, unless they are atoms in the
+    SMILES. A salt is one graph without edges between its parts.
+
+    The table is part of the task's `source`, by which `gat_pyg.data.rows.read_rows` reads later molecules: columns may
+    have another order, and the targets need not be there.
+
+    Args:
+        path: a CSV, TSV or Parquet file, several with the same columns, or a pandas frame.
+        target: the column to predict, or several, as in `gat_pyg.data.tables.columns.Targets`. An empty value is
+            unknown; molecules without any known target are left out.
+        smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
+        invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.
+        val, test, seed, folds, fold: arguments of a random split, as in `gat_pyg.data.from_dataset`.
+        column: the column with the split of each row, train, val or test.
+        time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
+        scaffold: a split by Bemis-Murcko scaffolds: see `split_by_group`.
+        task: "graph_classification" or "graph_regression"; None if the targets show it.
+        like: the `source` of an earlier task, whose classes are kept.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ImportError: if pandas or RDKit is not installed.
+        ValueError: if the file is not a table or lacks a column, a SMILES cannot be converted, or a split is empty.
+
+    Warns if the same molecule is for training and for validation or the test.
+
+    Cost: half a millisecond a molecule.
+
+    Example:
+        >>> import pandas as pd
+        >>> boiling = {"C": -161.5, "CC": -88.6, "CCC": -42.1, "CO": 64.7, "CCO": 78.2}  # degrees Celsius
+        >>> smiles(pd.DataFrame({"smiles": boiling.keys(), "y": boiling.values()}), "y")
+        Task(name='smiles', num_features=9, objective=GraphTargets(out_channels=1), edge_dim=3)
+    """
+    if invalid not in ("error", "skip"):
+        raise ValueError(f"invalid is {invalid!r}, expected error or skip (dataset.invalid in the command).")
+    if task not in (None, "graph_classification", "graph_regression"):
+        raise ValueError(f"task is {task}, expected graph_classification or graph_regression for molecules.")
+    if sum(map(bool, (column, time, scaffold, folds))) > 1:
+        raise ValueError(
+            "split.column, split.time, split.scaffold and split.folds each choose a split. Give one of them."
+        )
+    frame = _table(path)
+    smiles = _smiles_column(frame, smiles)
+    targets = _target_columns(frame, target, smiles)
+    goal = None if task is None else task.removeprefix("graph_")
+    labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
+    source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
+    source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
+    frame, graphs, mols, notes = _read(frame, source)
+    known = np.array([bool(any_known(graph.y)) for graph in graphs])
+    if not known.all():
+        without = f"{int((~known).sum()):,} of {len(known):,} molecules have no known {' or '.join(targets)}"
+        if not known.any():
+            raise ValueError(f"{file_of(frame)}: {without}, expected at least one.")
+        notes.append(f"{file_of(frame)}: {without} and are left out")
+    frame, graphs = frame[known], [graph for graph, is_known in zip(graphs, known, strict=True) if is_known]
+    name, every = name_of_file(source["path"] or "smiles"), torch.ones(len(graphs), dtype=torch.bool)
+    masks: dict[str, Tensor] = {}
+    drawn: tuple[str, ...] = ("column", "time", "scaffold")
+    if column is not None:
+        masks, drawn = masks_by_column(frame, column, every, val, seed)
+    elif time is not None:
+        masks, drawn = masks_by_time(frame, time, every, val, test)
+    elif scaffold:
+        groups = scaffolds(mols[graph.smiles] for graph in graphs)
+        masks, drawn = _masks_by_group(groups, val, test, name), ("scaffold", "val", "test")
+    for key, mask in masks.items():
+        for graph, row in zip(graphs, mask.split(1), strict=True):
+            graph[key] = row
+    goal = objective_for([graph.y for graph in graphs], "graph", goal).goal
+    result = from_dataset(graphs, name, None, val, test, seed, 0, folds, fold, task=f"graph_{goal}")
+    check_classes(result)
+    _warn_of_duplicates(result, mols, file_of(frame))
+    source["target"]["goal"], source["categories"] = goal, _categories(result.train)
+    drawn, names = (*(result.split_arguments or ()), *drawn), labels.classes or targets
+    return result.read_from(source, notes, class_names=tuple(names), split_arguments=drawn)
+
+
+def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data], dict[str, Sequence[str]]]:
+    """Return the graphs of later molecules, and the columns of text: their SMILES, and names if the table has some.
+
+    The column of SMILES is that of the run or has a usual name. Warns of atoms and bonds that no training molecule has.
+
+    Args:
+        source: `Task.source` of the run.
+        data: a table, or several, as paths or a frame; None for those of the task.
+
+    Raises:
+        ValueError: as `smiles`.
+    """
+    frame = _table(source["path"] if data is None else data)
+    smiles = source["smiles"] if source["smiles"] in frame.columns else _smiles_column(frame, None)
+    frame, graphs, _, notes = _read(frame, {**source, "smiles": smiles})
+    for note in notes:
+        warnings.warn(f"{note}.", stacklevel=4)
+    _warn_of_categories(graphs, source["categories"], file_of(frame))
+    others = [name for name in frame.columns if name not in (smiles, *source["target"]["names"])]
+    ids = {name: frame[name].tolist() for name in others if frame[name].dtype.kind not in "biufcmM"}
+    return graphs, ids | {smiles: [graph.smiles for graph in graphs]}
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+def _table(data: Any) -> Any:
+    if data is None:
+        raise ValueError("The run was trained on a frame. Give the molecules: the path of a table, or a frame.")
+    return named(data, "smiles") if hasattr(data, "columns") else read_table(data)
+
+
+def _path(path: Any) -> Any:
+    """Return the paths of tables as plain data, None for a frame."""
+    if hasattr(path, "columns"):
+        return None
+    return str(path) if isinstance(path, (str, Path)) else [str(file) for file in path]
+
+
+def _smiles_column(frame: Any, column: str | None) -> str:
+    """Return the column of SMILES: `column`, or the first with one of the usual names."""
+    if column is not None:
+        if column not in frame.columns:
+            raise missing_column([frame], column)
+        return column
+    columns = [str(name) for name in frame.columns]
+    for usual in NAMES:
+        for name in columns:
+            if name.lower().replace(" ", "_") == usual:
+                return name
+    if molecules(columns[:1]).graphs:
+        raise ValueError(
+            f"{file_of(frame)} has no header: row 1 begins with the molecule {columns[0]}. Add a first row with the "
+            "columns' names, such as smiles,y."
+        )
+    raise ValueError(
+        f"{file_of(frame)} has no column called smiles. Choose dataset.smiles from its columns: {', '.join(columns)}."
+    )
+
+
+def _target_columns(frame: Any, target: str | Sequence[str] | None, smiles: str) -> list[str]:
+    targets = [target] if isinstance(target, str) else list(target or ())
+    if not targets:
+        others = ", ".join(str(name) for name in frame.columns if name != smiles)
+        raise ValueError(
+            f"{file_of(frame)}: no column is to be predicted. Choose dataset.target=NAME or dataset.target=[NAME,NAME] "
+            f"from its columns: {others}."
+        )
+    for name in targets:
+        if name not in frame.columns:
+            raise missing_column([frame], name)
+    return targets
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def _read(frame: Any, source: Mapping[str, Any]) -> tuple[Any, list[Data], dict[str, Any], list[str]]:
+    """Return the rows of a table with a molecule, their graphs, RDKit's molecules by SMILES, and notes on others."""
+    graphs, mols, reasons = molecules(frame[source["smiles"]])
+    file, notes = file_of(frame), []
+    if reasons:
+        places = [where(frame, frame.index[row]).removeprefix(f"{file}, ") for row in [*reasons][:LISTED]]
+        shown = [f"{place}, {reason}" for place, reason in zip(places, reasons.values(), strict=False)]
+        text = f"{len(reasons):,} of {len(frame):,} SMILES cannot be converted: {'; '.join(shown)}"
+        text += "; ..." * (len(reasons) > LISTED)
+        if source["invalid"] == "error" or not graphs:
+            raise ValueError(f"{file}: {text}. Correct them, or leave them out by dataset.invalid=skip.")
+        notes.append(f"{file}: {text}. They are left out")
+    frame = frame.iloc[[*graphs]]
+    names, classes, goal = (source["target"][key] for key in ("names", "classes", "goal"))
+    absent = {name: np.nan for name in names if name not in frame.columns}
+    y = Targets(names, classes)(frame.assign(**absent))
+    (y,) = objective_for([y], "graph", goal).convert([y], file)
+    for graph, row in zip(graphs.values(), y.split(1), strict=True):
+        graph.y = row
+    return frame, [*graphs.values()], mols, notes
+
+
+class Molecules(NamedTuple):
+    """Molecules of a column of SMILES: graphs by row from 0, RDKit's by SMILES, and why the other rows have none."""
+
+    graphs: dict[int, Data]
+    mols: dict[str, Any]
+    reasons: dict[int, str]
+
+
+def molecules(column: Iterable[Any]) -> Molecules:
+    """Convert SMILES to graphs as PyG's `from_smiles` does, each with the text as `smiles`.
+
+    Example:
+        >>> result = molecules(["CO", "C(C", ""])
+        >>> result.graphs
+        {0: Data(x=[2, 9], edge_index=[2, 2], edge_attr=[2, 3], smiles='CO')}
+        >>> result.reasons
+        {1: "'C(C' is no SMILES", 2: 'the SMILES is empty'}
+    """
+    chem, base = needs("rdkit.Chem", "molecules"), needs("rdkit.rdBase", "molecules")
+    graphs, mols, reasons = {}, {}, {}
+    with base.BlockLogs():  # RDKit's messages, which do not name the row
+        for row, value in enumerate(column):
+            text = value.strip() if isinstance(value, str) else ""
+            mol = chem.MolFromSmiles(text) if text and len(text.split()) == 1 else None
+            try:
+                graph = None if mol is None or not mol.GetNumAtoms() else from_rdmol(mol)
+            except ValueError:
+                graph = None
+            if graph is None:
+                reasons[row] = _reason(chem, text, mol)
+                continue
+            graph.smiles = text
+            graphs[row], mols[text] = graph, mol
+    return Molecules(graphs, mols, reasons)
+
+
+def _reason(chem: Any, text: str, mol: Any) -> str:
+    """Return the reason why a text gives no graph."""
+    if not text:
+        return "the SMILES is empty"
+    if len(text.split()) > 1:
+        return f"{text!r} has a space"
+    if mol is not None:
+        return f"{text!r} has an atom with a charge, a degree or the like that PyG's from_smiles does not know"
+    raw = chem.MolFromSmiles(text, sanitize=False)
+    problems = [] if raw is None else chem.DetectChemistryProblems(raw)
+    return f"{text!r} is no molecule: {problems[0].Message()}" if problems else f"{text!r} is no SMILES"
+
+
+# Splits ---------------------------------------------------------------------------------------------------------------
+
+
+def scaffolds(mols: Iterable[Any]) -> list[str]:
+    """Return the Bemis-Murcko scaffold of each molecule as SMILES without stereochemistry, "" without a ring.
+
+    Example:
+        >>> from rdkit.Chem import MolFromSmiles
+        >>> scaffolds([MolFromSmiles("Cc1ccccc1"), MolFromSmiles("CCO")])
+        ['c1ccccc1', '']
+    """
+    murcko = needs("rdkit.Chem.Scaffolds.MurckoScaffold", "molecules")
+    return [murcko.MurckoScaffoldSmiles(mol=mol, includeChirality=False) for mol in mols]
+
+
+def split_by_group(groups: Sequence[Hashable], val: int, test: int) -> list[list[int]]:
+    """Return the rows of training, validation and test, of which no two have a row of the same group.
+
+    The largest groups come first, of equal ones that with the later first row. A group is for training if it fits into
+    all but `val` and `test` rows, else for validation if it fits into all but `test`, else for the test, as in DeepChem
+    (Ramsundar et al., 2019) and OGB (Hu et al., 2020); but the largest group is always for training. So the sizes may
+    differ from `val` and `test`.
+
+    Example:
+        >>> split_by_group(["a", "b", "a", "c", "a", "b"], val=2, test=1)
+        [[0, 2, 4], [1, 5], [3]]
+    """
+    rows_of = defaultdict(list)
+    for row, group in enumerate(groups):
+        rows_of[group].append(row)
+    train: list[int] = []
+    others: list[list[int]] = [[], []]
+    for rows in sorted(rows_of.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
+        if not train or len(train) + len(rows) <= len(groups) - val - test:
+            train += rows
+        else:
+            fits = len(train) + len(others[0]) + len(rows) <= len(groups) - test
+            others[not fits] += rows
+    return [sorted(part) for part in (train, *others)]
+
+
+def _masks_by_group(groups: Sequence[Hashable], val: int | None, test: int | None, name: str) -> dict[str, Tensor]:
+    """Return the masks `[n]` of `split_by_group`; validation and test are by default a fifth each."""
+    val, test = (len(groups) // 5 if size is None else size for size in (val, test))
+    parts = split_by_group(groups, val, test)
+    if not all(parts):
+        sizes = " / ".join(str(len(part)) for part in parts)
+        raise ValueError(
+            f"{name}: split.scaffold gives {sizes} molecules for training, validation and test, since "
+            f"{max(Counter(groups).values())} of {len(groups)} have the same scaffold. Choose other split.val and "
+            "split.test, or split.scaffold=false."
+        )
+    return {key: index_to_mask(torch.tensor(part), len(groups)) for key, part in zip(MASKS, parts, strict=True)}
+
+
+# Warnings -------------------------------------------------------------------------------------------------------------
+
+
+def _warn_of_duplicates(task: Task, mols: Mapping[str, Any], file: str) -> None:
+    """Warn if a molecule of the validation or the test is one of training, by RDKit's canonical SMILES."""
+    chem = needs("rdkit.Chem", "molecules")
+    train = {chem.MolToSmiles(mols[graph.smiles]): graph.smiles for graph in task.train}
+    for split in SPLITS[1:]:
+        graphs = task.graphs(split)
+        same = [(graph.smiles, train.get(chem.MolToSmiles(mols[graph.smiles]))) for graph in graphs]
+        if again := [(text, first) for text, first in same if first is not None]:
+            (text, first), *_ = again
+            example = repr(text) if text == first else f"{text!r} and {first!r}"
+            warnings.warn(
+                f"{file}: {len(again):,} of the {len(graphs):,} molecules of {split} are in training too, such as "
+                f"{example}, so the score is too good. Leave the repetitions out, or choose split.scaffold=true.",
+                stacklevel=3,
+            )
+
+
+_MAPS = {"x": x_map, "edge_attr": e_map}  # the values of each column
+NAMES_OF_COLUMNS = {key: [*columns] for key, columns in _MAPS.items()}
+
+
+def _categories(graphs: Sequence[Data]) -> dict[str, list[list[int]]]:
+    """Return the values of each column of x and edge_attr."""
+    columns = {key: torch.cat([graph[key] for graph in graphs]).int().t() for key in _MAPS}
+    return {key: [column.unique().tolist() for column in values] for key, values in columns.items()}
+
+
+def _warn_of_categories(graphs: Sequence[Data], known: Mapping[str, list[list[int]]], file: str) -> None:
+    """Warn of atoms and bonds with a value that no training molecule has."""
+    table = needs("rdkit.Chem", "molecules").GetPeriodicTable()
+    texts = []
+    for key, names in _MAPS.items():
+        for column, (name, values) in enumerate(names.items()):
+            seen = torch.tensor(known[key][column])
+            values_here = torch.cat([graph[key][:, column] for graph in graphs]).unique()
+            for value in values_here[~torch.isin(values_here, seen)].tolist():
+                having = [graph.smiles for graph in graphs if (graph[key][:, column] == value).any()]
+                label = table.GetElementSymbol(value) if name == "atomic_num" else f"{name} {values[value]}"
+                texts.append(f"{label} in {having[0]!r}" + f" and {len(having) - 1} more" * (len(having) > 1))
+    if texts:
+        warnings.warn(
+            f"{file}: no training molecule has {', '.join(texts)}. Predictions of such molecules are guesses.",
+            stacklevel=5,
+        )

@@ -1,0 +1,1 @@
+"""Users' graphs as tables of nodes and edges."""

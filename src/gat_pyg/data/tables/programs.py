@@ -1,0 +1,265 @@
+"""Graphs of other programs as tables of nodes and edges: GraphML, GML, JSON, .mat, scipy.sparse and networkx."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...files import needs
+from .files import named
+
+SUFFIXES = (".graphml", ".gml", ".json", ".mat", ".npz")
+MATRICES = ("a", "network", "adj", "adjacency", "w")  # usual names of the matrix of edges, without regard to case
+FACEBOOK = ("status", "gender", "major", "second_major", "dorm", "year", "high_school")  # columns of local_info
+
+
+class GraphTables(NamedTuple):
+    """Frames of nodes and edges, and the names of the columns with the ids and with the ends of the edges."""
+
+    nodes: Any
+    edges: Any
+    id: str
+    src: str
+    dst: str
+    directed: bool
+
+
+def is_graph(data: Any) -> bool:
+    """Return True for the path of a file that `graph_tables` reads, a graph of networkx or a matrix of SciPy.
+
+    >>> is_graph("club.graphml"), is_graph("nodes.csv")
+    (True, False)
+    """
+    if isinstance(data, (str, Path)):
+        return Path(data).suffix.lower() in SUFFIXES
+    return hasattr(data, "is_multigraph") or _is_sparse(data)
+
+
+def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
+    """Return the tables of a graph: a file, a graph of networkx, or a matrix of scipy.sparse.
+
+    Ids and the names of attributes are those of the graph. An attribute that a node lacks is missing. Edges have no
+    keys, and one of several between the same nodes is a row of its own. The kinds of files are
+
+    - GraphML (`.graphml`) and GML (`.gml`), read by networkx. The id of a node in GML is its label where labels differ.
+    - JSON (`.json`) in the form of networkx's `node_link_data` and of D3: `nodes`, and `links` or `edges`.
+    - MATLAB (`.mat`), read by SciPy: a square matrix of edges, and vectors and matrices with a row for each node. A
+      matrix has the columns `key.0`, `key.1`, ...; `local_info` of Facebook100 has its own names and categories.
+    - `scipy.sparse.save_npz` (`.npz`): the edges alone. A matrix has weights unless all of them are 1.
+
+    Args:
+        graph: the path, the graph or the matrix.
+        matrix: the key of the matrix of edges in a `.mat` file; by default `A`, `network`, `adj`, `adjacency` or `W`,
+            else the only square sparse matrix.
+
+    Raises:
+        FileNotFoundError, ValueError: if the file cannot be read, or does not hold a graph.
+        ImportError: if networkx, SciPy or pandas is not installed.
+
+    Example:
+        >>> import networkx as nx
+        >>> tables = graph_tables(nx.karate_club_graph())
+        >>> tables.nodes.columns.tolist(), tables.edges.columns.tolist(), tables.directed
+        (['id', 'club'], ['source', 'target', 'weight'], False)
+    """
+    if hasattr(graph, "is_multigraph"):
+        return _of_networkx(graph, "graph")
+    if _is_sparse(graph):
+        return _of_matrix(graph, {}, "matrix")
+    path = Path(graph).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Give the path of a graph: {', '.join(SUFFIXES)}.")
+    suffix = path.suffix.lower()
+    package = {".graphml": "networkx", ".gml": "networkx", ".json": "pandas"}.get(suffix, "scipy")
+    needs(package, "formats")
+    try:
+        if suffix == ".json":
+            return _of_json(json.loads(path.read_bytes()), path.name)
+        if suffix == ".mat":
+            return _of_mat(path, matrix)
+        if suffix == ".npz":
+            return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
+        read = _read_gml if suffix == ".gml" else needs("networkx", "formats").read_graphml
+        return _of_networkx(read(path), path.name)
+    except _UnreadableError as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        text = str(error).split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read: {text.rstrip('.')}. It is truncated or of another kind than {suffix}."
+        ) from error
+
+
+class _UnreadableError(ValueError):
+    """An error whose message names the file."""
+
+
+# networkx and JSON ----------------------------------------------------------------------------------------------------
+
+
+def _of_networkx(graph: Any, name: str) -> GraphTables:
+    nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
+    default = graph.graph.get("node_default", {}), graph.graph.get("edge_default", {})  # of GraphML
+    attributes = [default[0] | values for _, values in nodes]
+    of_edges = [default[1] | values for _, _, values in edges]
+    id, src, dst = _free(attributes, ("id", "node", "node_id")), *_free_ends(of_edges)
+    return _tables(
+        [{id: node} | values for (node, _), values in zip(nodes, attributes, strict=True)],
+        [{src: u, dst: v} | values for (u, v, _), values in zip(edges, of_edges, strict=True)],
+        (id, src, dst),
+        graph.is_directed(),
+        name,
+    )
+
+
+def _of_json(content: Any, name: str) -> GraphTables:
+    key = next((key for key in ("links", "edges") if isinstance(content, dict) and key in content), None)
+    if key is None or not all(_are_records(content.get(part)) for part in ("nodes", key)):
+        raise _UnreadableError(
+            f"{name} has no graph in the form of node_link_data of networkx, expected the lists nodes and links (or "
+            "edges), with id in each node, source and target in each link."
+        )
+    nodes, links = content["nodes"], content[key]
+    if not all({"source", "target"} <= link.keys() for link in links):
+        number = next(number for number, link in enumerate(links) if not {"source", "target"} <= link.keys())
+        raise _UnreadableError(f"{name}, {key}, row {number}: source or target is missing. Each link needs both.")
+    id = "id"
+    if not any("id" in node for node in nodes):  # D3 of old: the ends are positions in the list, or names
+        if all(isinstance(link["source"], int) for link in links):
+            nodes = [{"id": number} | node for number, node in enumerate(nodes)]
+        else:
+            id = "name"
+    return _tables(nodes, links, (id, "source", "target"), bool(content.get("directed")), name, key)
+
+
+def _are_records(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, dict) for value in values)
+
+
+def _tables(
+    nodes: Sequence[Mapping[str, Any]],
+    edges: Sequence[Mapping[str, Any]],
+    columns: tuple[str, str, str],
+    directed: bool,
+    name: str,
+    key: str = "edges",
+) -> GraphTables:
+    pd = needs("pandas", "formats")
+    id, src, dst = columns
+    frames = pd.DataFrame(list(nodes)), pd.DataFrame(list(edges))
+    if not len(frames[0]) or id not in frames[0]:
+        raise _UnreadableError(f"{name} has no nodes with {id}, expected at least one.")
+    if not len(frames[1]):
+        raise _UnreadableError(f"{name} has no edges, expected at least one.")
+    for frame in frames:
+        frame.columns = frame.columns.map(str)
+    return GraphTables(named(frames[0], f"{name}, nodes"), named(frames[1], f"{name}, {key}"), id, src, dst, directed)
+
+
+def _free(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the first of some names that is no attribute."""
+    used = {str(key) for row in rows for key in row}
+    return next((name for name in names if name not in used), f"{names[0]}_")
+
+
+def _free_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    used = {str(key) for row in rows for key in row}
+    pairs = (("source", "target"), ("src", "dst"), ("from", "to"))
+    return next((pair for pair in pairs if used.isdisjoint(pair)), ("source_", "target_"))
+
+
+def _read_gml(path: Path) -> Any:
+    """Return the graph of a GML file; labels that are the same, and edges twice, as in some data sets, are fine."""
+    nx = needs("networkx", "formats")
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    if not re.search(r"^\s*multigraph\s", text, re.MULTILINE):
+        text = re.sub(r"(^|\s)graph(\s*)\[", r"\1graph\2[ multigraph 1 ", text, count=1)
+    graph = nx.parse_gml(text.splitlines(), label=None)
+    labels = [values.get("label") for _, values in graph.nodes(data=True)]
+    if None not in labels and len({*map(str, labels)}) == len(labels):
+        graph = nx.relabel_nodes(graph, dict(zip(graph, labels, strict=True)))
+        for _, values in graph.nodes(data=True):
+            del values["label"]
+    return graph
+
+
+# Matrices -------------------------------------------------------------------------------------------------------------
+
+
+def _is_sparse(data: Any) -> bool:
+    return type(data).__module__.startswith("scipy.sparse") and hasattr(data, "tocoo")
+
+
+def _of_mat(path: Path, matrix: str | None) -> GraphTables:
+    try:
+        content = needs("scipy.io", "formats").loadmat(path, squeeze_me=False)
+    except NotImplementedError as error:  # HDF5, which SciPy does not read
+        raise _UnreadableError(
+            f"{path} is a MATLAB file of version 7.3, which SciPy does not read. Save it by save('-v7', ...)."
+        ) from error
+    values = {key: value for key, value in content.items() if not key.startswith("__") and hasattr(value, "shape")}
+    key = _matrix_of(values, matrix, path.name)
+    return _of_matrix(values.pop(key), values, path.name)
+
+
+def _matrix_of(values: Mapping[str, Any], matrix: str | None, name: str) -> str:
+    """Return the key of the matrix of edges."""
+    square = [key for key, value in values.items() if value.ndim == 2 and value.shape[0] == value.shape[1] > 1]
+    usual = [key for usual in MATRICES for key in square if key.lower() == usual]
+    sparse = [key for key in square if _is_sparse(values[key])]
+    if matrix is None and (usual or len(sparse) == 1 or len(square) == 1):
+        return (usual or (sparse if len(sparse) == 1 else square))[0]
+    if matrix in square:
+        return matrix
+    reason = f"matrix is {matrix}, which it does not hold" if matrix else "none of them is clearly the edges"
+    hint = " or ".join(f"dataset.matrix={key}" for key in square) or "there is none"
+    raise _UnreadableError(f"{name} holds {_listed(values)}; {reason}. Choose the square matrix of the edges: {hint}.")
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    kinds = {key: " x ".join(map(str, value.shape)) + ", sparse" * _is_sparse(value) for key, value in values.items()}
+    return "; ".join(f"{key} ({kind})" for key, kind in kinds.items()) or "no arrays"
+
+
+def _of_matrix(matrix: Any, others: Mapping[str, Any], name: str) -> GraphTables:
+    """Return the tables of a matrix of edges, whose rows are their src, and of arrays with a row for each node."""
+    pd, sparse = needs("pandas", "formats"), needs("scipy.sparse", "formats")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise _UnreadableError(f"{name} has a matrix of shape {matrix.shape}, expected (N, N) for N nodes.")
+    coo, N = sparse.coo_array(matrix), matrix.shape[0]
+    coo.eliminate_zeros()
+    if not coo.nnz:
+        raise _UnreadableError(f"{name} has a matrix of zeros, expected an edge for each other value.")
+    directed = bool((sparse.csr_array(coo) != sparse.csr_array(coo).T).nnz)
+    kept = slice(None) if directed else coo.row <= coo.col  # an undirected edge is one row
+    edges = {"source": coo.row[kept], "target": coo.col[kept]}
+    weights = coo.data[kept]
+    if (weights != 1).any():
+        edges["weight"] = weights.real
+    columns: dict[str, Any] = {"id": np.arange(N)}
+    others = {key: value.T if value.shape == (1, N) else value for key, value in others.items()}
+    unread = {key: value for key, value in others.items() if value.shape[:1] != (N,)}
+    for key in others:
+        columns |= _columns_of(key, others[key], N) if key not in unread else {}
+    nodes = named(pd.DataFrame(columns), name)
+    nodes.attrs["unread"] = _listed(unread) if unread else ""
+    return GraphTables(nodes, named(pd.DataFrame(edges), f"{name}, edges"), "id", "source", "target", directed)
+
+
+def _columns_of(key: str, value: Any, N: int) -> dict[str, Any]:
+    """Return the columns of an array with a row for each node."""
+    dense = value.toarray() if _is_sparse(value) else np.asarray(value)
+    dense = dense.reshape(N, -1)
+    if dense.dtype == object:  # cells, each with an array
+        dense = np.array([[str(np.squeeze(cell)) for cell in row] for row in dense], object)
+    K = dense.shape[1]
+    names: Sequence[str] = [key] if K == 1 else [f"{key}.{number}" for number in range(K)]
+    if key == "local_info" and len(FACEBOOK) == K:  # categories, 0 where missing
+        names = FACEBOOK
+        dense = np.array([[str(int(code)) if code else None for code in row] for row in dense], object)
+    return dict(zip(names, dense.T, strict=True))

@@ -1,1 +1,0 @@
-"""Settings in, results out."""

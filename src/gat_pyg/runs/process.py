@@ -1,0 +1,201 @@
+"""The process of a run: devices, memory, threads, signals and log messages."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import torch
+from lightning import Trainer
+from torch import nn
+
+from ..distributed import ray
+from ..distributed.ranks import rank_zero_print
+from ..tasks.task import Task
+from ..settings.settings import Factory
+
+ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's CPU quota: microseconds and period, or "max"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def device_name(trainer: Trainer) -> str:
+    """Return the devices and the precision of a training, for the results."""
+    device, precision = trainer.strategy.root_device, "" if trainer.precision == "32-true" else f", {trainer.precision}"
+    processes = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
+    if device.type == "cuda":
+        return f"{processes}{torch.cuda.get_device_name(device)}{precision}"
+    threads = torch.get_num_threads()
+    return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{precision}"
+
+
+def check_gpus(trainer: Factory) -> None:
+    """Check that this machine has the GPUs that the settings require, unless Ray selects the machines.
+
+    Raises:
+        ValueError: if it has fewer.
+    """
+    if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == ray.STRATEGY:
+        return
+    devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
+    indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning
+    needed = 1
+    if isinstance(indices, Sequence) and not isinstance(indices, str):
+        needed = 1 + max((int(index) for index in indices if index != ""), default=0)
+    elif str(devices).isdecimal():  # neither "auto" nor -1, which means all
+        needed = int(devices)
+    if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
+        return
+    built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
+    count = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+    fewer = "" if gpus == 0 else f"trainer.devices={gpus}, or "
+    cpu = "trainer=cpu" if trainer.get("strategy") is None else "trainer=ddp_cpu for processes on its CPUs"
+    raise ValueError(
+        f"trainer.accelerator is {trainer.get('accelerator')} and trainer.devices is {devices}, "
+        f"but torch {torch.__version__}{built} finds {count} on this machine{among}. Use {fewer}{cpu}."
+    )
+
+
+def keep_memory() -> None:
+    """Make glibc keep freed memory for the next allocation.
+
+    By default it returns large blocks to the system, so the pages of the next block have to be mapped again.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_MMAP_MAX, 0)
+            mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def reset_peak() -> None:
+    """Free what an earlier run leaves, and let `peak_mib` count from now on.
+
+    A trainer and its data refer to each other, so Python frees them only when it looks for such cycles.
+    """
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux alone has it
+        with suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mib() -> float | None:
+    """Return the largest memory since `reset_peak` in MiB, of the GPU if there is one in use, else of this process.
+
+    None where the system does not count it.
+    """
+    if torch.cuda.is_initialized() and (used := torch.cuda.max_memory_allocated()):
+        return used / 2**20
+    with suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:")), None)
+    return None
+
+
+def end_with(parent: int) -> None:
+    """Exit with status 1 if the process that started this one, `parent`, has ended.
+
+    Torch's signal and the heartbeats of ranks end a process with its parent only after its imports, which take seconds.
+    """
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+def exit_on_signal(number: int, frame: FrameType | None) -> None:
+    """Exit on a signal with the status that shells use, 128 + number."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def compiling_reported() -> Iterator[None]:
+    """Context manager: print a message when the first kernel is compiled, which takes seconds."""
+    log = logging.getLogger("gat_pyg.kernels.cpu.cache")
+    level = log.level
+
+    def first(record: logging.LogRecord) -> bool:
+        log.removeFilter(first)
+        rank_zero_print("Compiling the kernels for their first use")
+        return True
+
+    log.addFilter(first)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeFilter(first)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Context manager: undo on exit what `trainer.deterministic` sets for the whole process."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+# Threads ------------------------------------------------------------------------------------------------------------
+
+
+def elements(task: Task, batch_size: int, models: Sequence[nn.Module]) -> int:
+    """Estimate how many elements a step computes: for each node and edge, the parameters per input feature."""
+    graphs = batch_size if task.has_many_graphs else 1
+    size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
+    parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
+    return int(size * parameters // max(task.num_features, 1))
+
+
+@contextmanager
+def suited_threads(elements: int) -> Iterator[int]:
+    """Context manager: limit torch and the CPU kernels to `elements / ELEMENTS` threads.
+
+    The number of threads never grows, and does not change if the user set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. It
+    depends only on the work and the machine, not on the machine's load, so that a run is reproducible bit by bit.
+
+    Args:
+        elements: the approximate number of elements that a step computes.
+
+    Example:
+        >>> before = torch.get_num_threads()
+        >>> with suited_threads(1000) as threads:
+        ...     threads == torch.get_num_threads()
+        True
+        >>> torch.get_num_threads() == before
+        True
+    """
+    before = torch.get_num_threads()
+    threads = before
+    if not any(os.environ.get(name) for name in CHOSEN):
+        threads = max(1, min(before, granted(), elements // ELEMENTS))
+    torch.set_num_threads(threads)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def granted(quota: Path = QUOTA) -> int:
+    """Return the number of cores that this process may use, by its CPU affinity and a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        share, period = quota.read_text(encoding="ascii").split()
+        return cores if share == "max" else max(1, min(cores, math.ceil(int(share) / int(period))))
+    except (OSError, ValueError):  # no such limit on this system
+        return cores

@@ -1,0 +1,216 @@
+"""Settings that suit data without a recipe: chosen by the task, the size and the features once the data are read."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from torch import Tensor
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import is_undirected
+
+from ..command.command import names_of, value_text
+from ..models.encoders import num_categories
+from ..models.gat import GAT
+from ..runs.build import READ, SHARES, data_key, prepared, read_data
+from ..runs.reference_scores import OWN
+from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
+from ..tasks.objective import SPLITS
+from ..tasks.task import Task
+from .conf import config_folder
+from .hashing import defaults, flattened
+from .settings import Settings
+
+SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "residual")}  # which fit each other
+
+# The table ----------------------------------------------------------------------------------------------------------
+
+# Of networks, by the files in conf/model with their class; other classes keep their own
+NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "gat": {  # also GATv2 and the transformer
+        "model.num_layers": 3,
+        "model.hidden_channels": 16,  # for each head: 64 in all
+        "model.heads": 4,
+        "model.pre_linear": True,  # the first layer has a skip connection too; not for graphs and links
+        "model.residual": "identity",
+        "model.norm": "batch",
+        "model.dropout": 0.1,
+        "model.head_layers": 1,  # after skip connections, so that a node's own features reach the output
+    },
+    "gcn": {"model.num_layers": 3, "model.hidden_channels": 64, "model.dropout": 0.1},
+    "mlp": {"model.num_layers": 3, "model.dropout": 0.1},
+}
+# Of every method
+ALL: Mapping[str, Any] = {
+    "training.lr": 0.003,
+    "training.weight_decay": 0.0,
+    "training.patience": 50,
+    "training.criterion": "accuracy",
+    "training.max_epochs": 500,
+}
+BY_ITEM: Mapping[str, Mapping[str, Any]] = {
+    "node": {},
+    "edge": {},
+    "graph": {"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
+    "link": {"model.decoder": "mlp"},
+}
+# Of labels of nodes and edges: in one graph, statistics of all nodes would depend on the features of the test
+BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode": "node"}}
+WIDTH = 64  # of the encoder
+RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
+BATCHES = 2000  # graphs of the training from which a step takes 64
+# Of many graphs, such as the steps of a series, and of many with more than LARGE nodes in all
+GRAPHS: Mapping[str, Any] = {"training.max_epochs": 200}
+LARGE, LARGE_GRAPHS = 100_000, {"training.max_epochs": 50, "training.patience": 10}
+MANY, MOSTLY = 100, 0.9  # columns, and the share of zeros, from which features are left sparse, without an encoder
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Facts about a task on which the settings depend."""
+
+    item: str
+    goal: str
+    num_graphs: int | None  # of the training; None: one graph for all splits
+    num_nodes: int  # of the training's graphs in all
+    encodes: bool  # whether the features need an encoder
+    rare: int | None  # the rarer of two classes, if it is rare
+    in_shares: bool  # whether the sizes of the splits in the settings do not fit
+
+
+FACTS: dict[tuple[str, bool], Facts] = {}  # about the data of settings, by their `data_key`
+
+
+def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """Return the settings of a job, with those that suit its data where neither user nor recipe chose a value.
+
+    These are data that this package has no settings for: those of the user's files, and any class by
+    `dataset._target_`. They are read here, once for all jobs on them. A job whose overrides name a recipe keeps its
+    settings. With a rule of a kind of task, or a search around it, it gets those that depend on features and labels.
+
+    Raises:
+        ValueError: if the data cannot be read, or a training would not end.
+    """
+    settings = _suited(settings, overrides)
+    if not settings.is_table:  # whose cells have settings of their own
+        settings.check_end()
+    return settings
+
+
+def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
+    passed = names_of(overrides)
+    is_own = settings.dataset.target in OWN or "dataset._target_" in passed
+    has_rule = any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
+    has_recipe = (
+        any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides) and not has_rule
+    )
+    if not is_own or has_recipe or settings.is_table:
+        return settings
+    in_shares = not passed & {"split", *SHARES}
+    key, task = (data_key(_of_one_split(settings)), in_shares), None
+    if key not in FACTS:
+        before = _of_one_split(settings)
+        task, changed = read_data(before, in_shares)
+        FACTS[key] = facts_of(task, changed is not before)
+        if settings.dataset.target == "gat_pyg.data.from_file" and (note := _of_directed(task)):
+            task = task.read_from(task.source or {}, [*task.notes, note])
+    values = dict(_values(settings, passed, FACTS[key], has_rule))
+    named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
+    text = tuple(f"{name}={value_text(value)}" for name, value in named.items())
+    settings = settings.updated(values).replace(suited=text)
+    if task is not None:
+        READ.clear()
+        READ[data_key(_of_one_split(settings))] = prepared(task, _of_one_split(settings))
+    return settings
+
+
+def _of_directed(task: Task) -> str:
+    """Return a note on the edges of a single graph that have no reverse edge, else ""."""
+    graph = task.shared_graph
+    if graph is None or task.objective.has_pairs or is_undirected(graph.edge_index, num_nodes=len(graph.x)):
+        return ""
+    return f"{task.name}: messages follow the edges, not all of which have a reverse one; or dataset.undirected=true"
+
+
+def _of_one_split(settings: Settings) -> Settings:
+    return settings.on_split(0) if settings.on_all_splits else settings
+
+
+def facts_of(task: Task, in_shares: bool = False) -> Facts:
+    """Return the facts about a task."""
+    rare = None
+    if task.objective.columns == "classes" and task.num_classes == 2:
+        shares = [float((task.labels(split) == 1).double().mean()) for split in SPLITS]
+        is_rare, is_scored = min(shares[0], 1 - shares[0]) < RARE, all(0 < share < 1 for share in shares)
+        rare = int(shares[0] < 0.5) if is_rare and is_scored else None
+    count = len(task.train) if task.has_many_graphs else None
+    encodes = _needs_encoder([task.features(data) for data in task.train])
+    size = sum(data.x.size(0) for data in task.train)
+    return Facts(task.objective.item, task.objective.goal, count, size, encodes, rare, in_shares)
+
+
+def _needs_encoder(features: Sequence[Tensor]) -> bool:
+    """Return True for categorical or continuous features; False for columns of 0 and 1, and for many zeros."""
+    sizes = num_categories(features)
+    if all(size in (1, 2) for size in sizes):
+        return False
+    zeros = 1 - sum(int(x.count_nonzero()) for x in features) / max(sum(x.numel() for x in features), 1)
+    return len(sizes) < MANY or zeros < MOSTLY
+
+
+def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that suit the data, with their values: those that nobody chose."""
+    kind, values = settings.model.locate(), flattened(settings.to_dict())
+    network, before = _network(settings.model.target)
+    table: dict[str, Any] = {}
+    if not has_rule:  # which has a network and its training
+        table |= {**network, **ALL, **BY_ITEM[facts.item]}
+        if facts.item in ("node", "edge") and "model.norm" in network and "model.norm" not in passed:
+            table |= BY_ROWS
+        if facts.num_graphs is not None:
+            table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
+    if facts.in_shares:
+        table |= SHARES
+    if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
+        table["model.dropout"] = 0.0
+    if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:
+        table["model.num_layers"] = len(hops)
+    if facts.num_graphs is not None:
+        table["training.batch_size"] = 64 if facts.num_graphs > BATCHES else 32
+    if facts.encodes and settings.training.sparse is not True:
+        table["model.encoder"] = WIDTH
+    if facts.rare is not None:
+        table["metric"] = (AVERAGE_PRECISION if facts.rare else ROC_AUC).name
+    left_out: set[str] = set()
+    if any(isinstance(value := values.get(key), list) and (key in passed or value != before.get(key)) for key in SHAPE):
+        # a list may have an entry for the output layer
+        left_out |= {*SHAPE, "model.pre_linear", "model.head_layers", "model.readout"}
+    if settings.model.get("reproduction"):
+        left_out |= {*network}
+    if facts.item in ("graph", "link"):
+        left_out.add("model.pre_linear")
+    if not (inspect.isclass(kind) and issubclass(kind, (GAT, BasicGNN))):
+        left_out |= {"model.readout", "model.head_layers"}
+    if hasattr(kind, "fit"):
+        left_out.add("model.encoder")
+    for name, value in table.items():
+        group = name.partition(".")[0]
+        is_passed = name in passed or group in passed - {"model"} or any(key.startswith(f"{name}.") for key in passed)
+        if not is_passed and name not in left_out and values.get(name) == before.get(name):
+            yield name, value
+            if name == "training.max_epochs" and values["trainer.max_epochs"] == values[name]:
+                yield "trainer.max_epochs", value
+
+
+@functools.cache
+def _network(target: str | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the entry of `NETWORKS` for a class, and the settings that nobody chose."""
+    for name, network in NETWORKS.items():
+        file: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"{name}.yaml"))
+        if file["_target_"] == target:
+            return network, {**defaults(), **flattened({"model": file})}
+    return {}, defaults()

@@ -1,0 +1,1 @@
+"""Finished runs: their models, predictions, scores and explanations."""

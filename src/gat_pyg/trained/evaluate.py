@@ -1,0 +1,214 @@
+"""The scores of a trained run: those of its test again, and those on other data with labels."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from ..data.links import with_other_pairs
+from ..data.rows import read_rows
+from ..runs.build import build_data, build_module, build_trainer, settings_of
+from ..runs.process import deterministic, elements, suited_threads
+from ..runs.result import CHECKPOINT, RESULT, Result
+from ..settings.settings import Factory, Settings
+from ..tasks.metrics import metric_named
+from ..tasks.objective import Objective, any_known
+from ..tasks.preparation import Preparation, attach
+from ..tasks.task import Task
+from ..training.progress import quiet
+from .model_file import Predictor, seeds_of
+from .predict import Seed, labels_of, outputs, predictor_of, run_task
+from .top_links import check_top_k, recall
+from .uncertainty import Rows, of_run
+
+ONE_PROCESS: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+
+
+class Evaluation(NamedTuple):
+    """The scores of a run, or of the runs of several seeds, by the names of their metrics."""
+
+    scores: Mapping[int, dict[str, float]]  # of each seed; the first score is the run's metric
+    averaged: dict[str, float]  # of the prediction averaged over the seeds
+    recorded: Mapping[int, float]  # the recorded test score of each seed, if it is repeated
+    names: Sequence[str] | None = None  # of the classes, labels or targets
+    uncertainty: str = ""  # calibration error, and coverage and size of prediction sets or intervals
+
+    def __str__(self) -> str:
+        lines = {f"seed {seed}": self._text(scores, self.recorded.get(seed)) for seed, scores in self.scores.items()}
+        if len(lines) > 1:
+            name = next(iter(self.averaged))
+            values = [scores[name] for scores in self.scores.values()]
+            spread = metric_named(name, self.names).spread(statistics.fmean(values), statistics.stdev(values))
+            lines |= {"mean": spread, "averaged": self._text(self.averaged)}
+        if self.uncertainty:
+            lines["uncertainty"] = self.uncertainty
+        return "\n".join(f"{line:<12}{text}" for line, text in lines.items())
+
+    def _text(self, scores: Mapping[str, float], recorded: float | None = None) -> str:
+        first, *others = (metric_named(name, self.names).text(score) for name, score in scores.items())
+        value = next(iter(scores.values()))
+        beside = "as recorded" if value == recorded else f"{value}, but {recorded} was recorded"
+        return ", ".join([f"{first} ({beside})" if recorded is not None else first, *others])
+
+
+def evaluate(
+    run_dir: str | Path,
+    data: Any = None,
+    *,
+    seed: Seed = None,
+    top_k: int | None = None,
+    level: float | None = None,
+) -> Evaluation:
+    """Return the scores of a trained run on its test again, or on other data with labels.
+
+    Without `data`, they are computed as at the end of the training: the first score of each seed is the recorded one,
+    to the digit. Otherwise they are those of all rows of the data with a label. The first score is that of the run's
+    metric; the other metrics that fit the labels follow, where they are defined.
+
+    Links in `data` may come without labels, as later purchases in a table. Then as many pairs that are not links are
+    drawn, the same in every call, and links that the run's own data have are left out.
+
+    Args:
+        run_dir: the folder of a run, or of the runs of several seeds.
+        data: data with labels, in a form that `gat_pyg.predict` takes.
+        seed: seed of the model to evaluate, if the run has several.
+        top_k: of links, add recall@k to the scores: the share of a node's links that are among its `top_k` most
+            probable ones, the mean over the nodes with a link. Left out are links of the training and the validation,
+            or with `data` all of the run's own data.
+        level: add the coverage of prediction sets or intervals of this level, 0.01, 0.02, ... or 0.99, on the same
+            rows, and the calibration error; those of `calibration`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `gat_pyg.predict`, or if no label of the data is known.
+
+    >>> evaluate("nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
+    """
+    trained, folder = predictor_of(run_dir, seed), Path(run_dir)
+    preparation = cast(Preparation, trained.preparation)
+    objective = trained.run_objective
+    if top_k is not None:
+        check_top_k(trained, top_k)
+    seeds = seeds_of(folder)
+    folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
+    folders = folders or {_seed_of(folder): folder}
+    read = cache(partial(run_task, run_dir))
+    if data is None:
+        task = read()
+        objective, graphs = task.objective, task.test
+        tested = [
+            _tested(settings_of(place), task, model, number, place)
+            for (number, place), model in zip(folders.items(), trained.models, strict=True)
+        ]
+        finished = {number: place for number, place in folders.items() if (place / RESULT).is_file()}
+        recorded = {number: _recorded(place).value for number, place in finished.items()}
+    else:
+        graphs, recorded = _read(trained, data), {}
+        tested = _labelled(trained, graphs)
+    scores = {number: _scores(objective, *rows) for number, rows in zip(folders, tested, strict=True)}
+    predictions = torch.stack([objective.predictions(out.double()) for out, _ in tested]).mean(0)
+    averaged = _scores(objective, objective.outputs(predictions), tested[0][1])
+    if top_k is not None:
+        name = f"recall@{top_k}"
+        for model, its in zip(trained.models, scores.values(), strict=True):
+            attach(alone := Predictor([model], objective), preparation)
+            its[name] = averaged[name] = _recall(alone, graphs[0], top_k)
+        if len(scores) > 1:
+            averaged[name] = _recall(trained, graphs[0], top_k)
+    text = ""
+    if level is not None:
+        run = of_run(run_dir, seed, trained, read)
+        rows = Rows(predictions, tested[0][1])
+        text = run.text(level) if data is None else replace(run, caveat="").measured_on(rows).text(level, "labels")
+    return Evaluation(scores, averaged, recorded, preparation.class_names, text)
+
+
+def _seed_of(folder: Path) -> int:
+    """Return the seed of a run, which may not be finished; 0 of a model alone."""
+    if (folder / RESULT).is_file():
+        return _recorded(folder).seed
+    return settings_of(folder).seed if (folder / CHECKPOINT).is_file() else 0
+
+
+def _recorded(folder: Path) -> Result:
+    return Result.from_json((folder / RESULT).read_text(encoding="utf-8"))
+
+
+def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the test's rows, computed as by the run, and their labels."""
+    module, training, rows = build_module(settings, task, model), settings.training, []
+    labelled = module.labelled
+
+    def kept(*arguments: Any) -> tuple[Tensor, Tensor]:
+        rows.append(labelled(*arguments))
+        return rows[-1]
+
+    vars(module)["labelled"] = kept
+    with quiet(), deterministic(), suited_threads(elements(task, training.batch_size, [model])):
+        trainer = build_trainer(settings.trainer, Factory("logger", {}), folder, **ONE_PROCESS)
+        data = build_data(settings.loader, training, task, model, trainer, seed)
+        trainer.test(module, datamodule=data, verbose=False)
+    outs, labels = zip(*rows, strict=True)
+    return torch.cat(outs).cpu(), torch.cat(labels).cpu()
+
+
+def _read(trained: Predictor, data: Any) -> list[Data]:
+    """Return the graphs of data, of links with other pairs if there are none."""
+    graphs = read_rows(cast(Preparation, trained.preparation), data).graphs
+    if trained.run_objective.item == "link":
+        are_links = [graph.get("edge_label_index") is not None and _labels(graph) is None for graph in graphs]
+        graphs = [
+            with_other_pairs(graph, "data") if is_of_links else graph
+            for graph, is_of_links in zip(graphs, are_links, strict=True)
+        ]
+    return graphs
+
+
+def _labels(graph: Data) -> Any:
+    return graph.get("edge_label", graph.get("y"))
+
+
+def _recall(trained: Predictor, graph: Data, k: int) -> float:
+    """Return recall@k of the links of a graph: those of the test if it has one, else all among its pairs."""
+    pairs, known = graph.edge_label_index, _labels(graph) == 1
+    is_searched = graph.get("test_mask", torch.ones_like(known)) & known
+    left_out = torch.cat([graph.edge_index, pairs[:, known & ~is_searched]], 1)
+    return round(recall(trained, graph, left_out, pairs[:, is_searched], k), 5)
+
+
+def _labelled(trained: Predictor, graphs: Sequence[Data]) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of each model for the rows with a label, and these."""
+    objective = trained.run_objective
+    labels = [labels_of(graph, objective) for graph in graphs]
+    if not any(y is not None and bool(any_known(y).any()) for y in labels):
+        raise ValueError(f"No label of the {objective.item}s is known, expected some to compare the predictions with.")
+    known = [(graph, y) for graph, y in zip(graphs, labels, strict=True) if y is not None]
+    y = torch.cat([y for _, y in known])
+    with torch.no_grad():
+        out = outputs(trained, [graph for graph, _ in known] if len(known) > 1 else known[0][0], is_read=True)
+    return [(each[any_known(y)], y[any_known(y)]) for each in out]
+
+
+def _scores(objective: Objective, out: Tensor, y: Tensor) -> dict[str, float]:
+    """Return the score of the objective's metric, then all others that are defined."""
+    scores: dict[str, float] = {}
+    same = {"micro_f1"} if "accuracy" in objective.measures else set()
+    same |= {name for name in objective.measures if name.startswith("std_") and objective.out_channels == 1}
+    for name in (objective.metric.name, *objective.measures):
+        if name in scores or (scores and name in same):  # has been computed, or differs by a factor only
+            continue
+        scored = objective.scored_by(name)
+        metrics = scored.metrics({"test": scored.pool([scored.statistics(out, y)])})
+        scores[name] = metrics[f"test_{name}"]
+        scores |= {key.removeprefix("test_"): score for key, score in metrics.items() if key != "test_loss"}
+    return {name: round(score, 5) for name, score in scores.items() if not math.isnan(score)}
