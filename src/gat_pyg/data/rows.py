@@ -23,10 +23,14 @@ class Rows(NamedTuple):
 
     `y` of a graph has the labels that are known, in the run's coding: -1 or NaN where they are not. The rows are the
     nodes, the pairs of `edge_label_index` or the graphs, in order; `ids` is empty if they have no names but numbers.
+    They are the rows `numbers` of `table`, the user's frame, by default all; `left_out` has the reasons for others.
     """
 
     graphs: list[Data]
     ids: dict[str, Sequence[Any]]
+    table: Any = None
+    numbers: Sequence[int] | None = None
+    left_out: Mapping[int, str] = {}
 
 
 def _of_tables(source: Mapping[str, Any], data: Any) -> Rows:
