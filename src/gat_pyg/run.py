@@ -37,10 +37,12 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
         return
-    if not {"", os.getcwd()} & {*sys.path} and not getattr(sys.flags, "safe_path", False):
+    verb = verb_of(sys.argv[1:])
+    is_on_path, is_safe = bool({"", os.getcwd()} & {*sys.path}), getattr(sys.flags, "safe_path", False)
+    if not is_on_path and not is_safe and (verb is None or "--trust" in sys.argv):
         sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
-    if verb := verb_of(sys.argv[1:]):
+    if verb:
         with errors_as_messages([]), warnings.catch_warnings():
             warnings.showwarning = warn
             verb()

@@ -27,6 +27,7 @@ def predict(
     seed: int | None = None,
     top_k: int | None = None,
     level: float | None = None,
+    trust: bool = False,
 ) -> None:
     """Write the predictions of a trained run as a table.
 
@@ -37,26 +38,28 @@ def predict(
         seed: seed of the model, if the run has several; without it, the mean over all and its standard deviation
         top_k: the number of most probable new links of each node, instead of a row for each pair
         level: such as 0.9, adds prediction sets or intervals that hold this share of the labels
+        trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
     from ..trained.predict import predict
 
-    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level)
+    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level, trust=trust)
     print(f"{len(frame):,} predictions in {out}")
     if level is not None:
         print(frame.attrs["uncertainty"])
 
 
-def export(run: str, file: str, *, seed: int | None = None) -> None:
+def export(run: str, file: str, *, seed: int | None = None, trust: bool = False) -> None:
     """Write a trained run as one file for ONNX Runtime or torch.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
         file: model.onnx or model.pt2; a description is written beside it
         seed: seed of the model, if the run has several; without it, the mean over all
+        trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
     from ..trained.export import export
 
-    print(export(run, file, seed=seed))
+    print(export(run, file, seed=seed, trust=trust))
 
 
 def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | None = None) -> None:
@@ -80,7 +83,12 @@ def doctor() -> None:
 
 
 def evaluate(
-    run: str, *data: str, seed: int | None = None, top_k: int | None = None, level: float | None = None
+    run: str,
+    *data: str,
+    seed: int | None = None,
+    top_k: int | None = None,
+    level: float | None = None,
+    trust: bool = False,
 ) -> None:
     """Print the scores of a trained run on its test data, or on other data with labels.
 
@@ -90,10 +98,11 @@ def evaluate(
         seed: seed of the model, if the run has several
         top_k: the number of most probable links of each node in which its links are counted (recall@k)
         level: such as 0.9, adds the share of labels that prediction sets or intervals of this level hold
+        trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
     from ..trained.evaluate import evaluate
 
-    print(evaluate(run, list(data) or None, seed=seed, top_k=top_k, level=level))
+    print(evaluate(run, list(data) or None, seed=seed, top_k=top_k, level=level, trust=trust))
 
 
 def explain(
@@ -106,6 +115,7 @@ def explain(
     k: int | None = None,
     seed: int | None = None,
     out: str = "explanation.png",
+    trust: bool = False,
 ) -> None:
     """Explain a prediction of a trained run: edges and features by name, a picture, and how faithful it is.
 
@@ -119,11 +129,14 @@ def explain(
         k: the number of edges that are removed to measure how faithful it is (default: 5, at most half)
         seed: seed of the model, if the run has several; without it, the mean over all
         out: the picture to write, as PNG, SVG or PDF; the tables are written beside it
+        trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
     from ..trained.explain import explain
 
     ends = None if link is None else link.rsplit(",", 1)
-    explained = explain(run, list(data) or None, node=node, graph=graph, link=ends, output=output, k=k, seed=seed)
+    explained = explain(
+        run, list(data) or None, node=node, graph=graph, link=ends, output=output, k=k, seed=seed, trust=trust
+    )
     print(explained)
     files = explained.write(out)
     import_module("gat_pyg.report.explained").explanation_figure(explained, out)  # which stands above this file
@@ -180,7 +193,7 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     """Return the parser of a verb's arguments; those by keyword only are options.
 
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
-    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None)
+    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None, trust=False)
     """
     texts = documented(verb)
     summary = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")[0]

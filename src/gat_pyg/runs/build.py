@@ -50,6 +50,7 @@ from ..training.modules import Inductive, Transductive
 from ..command.command import dataset_name
 from ..settings.conf import instantiate
 from ..trained.model_file import check_dtypes
+from .gate import check_settings
 from .result import CONFIG, MODEL
 from ..settings.rules import similar
 from ..settings.settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
@@ -243,29 +244,43 @@ def warn_of_unknown_categories(task: Task) -> None:
             )
 
 
-def task_of(run_dir: str | Path) -> Task:
+def task_of(run_dir: str | Path, trust: bool = False) -> Task:
     """Build the task that a run was trained on, from the settings in its folder.
+
+    Args:
+        run_dir: the folder of the run.
+        trust: as in `settings_of`.
 
     Raises:
         FileNotFoundError: if the folder has no settings.
-        ValueError: if the settings are not of this version, or the data cannot be read.
+        ValueError: as `settings_of`, or if the data cannot be read.
     """
-    settings = settings_of(run_dir)
+    settings = settings_of(run_dir, trust)
     if settings.from_ is not None and (Path(run_dir) / MODEL).is_file():  # has what it kept of the earlier run
         settings = settings.replace(from_=str(run_dir), start=content_of_run(run_dir))
     return build_task(settings)
 
 
-def settings_of(run_dir: str | Path) -> Settings:
-    """Return the settings of a run.
+def settings_of(run_dir: str | Path, trust: bool = False) -> Settings:
+    """Return the settings of a run. Nothing that they name is imported or built before they passed the gate.
+
+    Args:
+        run_dir: the folder of the run.
+        trust: whether the settings may name any class and any folder, as those of one's own runs.
 
     Raises:
-        FileNotFoundError, ValueError: as `task_of`.
+        FileNotFoundError: if the folder has no settings.
+        ValueError: if the settings are not of this version, or as `gat_pyg.runs.gate.check_settings`.
     """
     path = Path(run_dir) / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Give the folder that a run printed at its end.")
-    return Settings.parse(cast(DictConfig, OmegaConf.load(path)))
+    config = cast(DictConfig, OmegaConf.load(path))
+    if not trust:
+        values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+        check_settings(values, path)
+        config = OmegaConf.create(values)  # what was checked, without references
+    return Settings.parse(config)
 
 
 def initial_model(settings: Settings, task: Task, seed: int) -> Built:

@@ -67,6 +67,7 @@ def evaluate(
     seed: Seed = None,
     top_k: int | None = None,
     level: float | None = None,
+    trust: bool = False,
 ) -> Evaluation:
     """Return the scores of a trained run on its test again, or on other data with labels.
 
@@ -86,6 +87,7 @@ def evaluate(
             or with `data` all of the run's own data.
         level: add the coverage of prediction sets or intervals of this level, 0.01, 0.02, ... or 0.99, on the same
             rows, and the calibration error; those of `calibration`.
+        trust: as in `gat_pyg.predict`.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.predict`, or if no label of the data is known.
@@ -94,20 +96,20 @@ def evaluate(
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
-    trained, folder = predictor_of(run_dir, seed), Path(run_dir)
+    trained, folder = predictor_of(run_dir, seed, trust=trust), Path(run_dir)
     preparation = cast(Preparation, trained.preparation)
     objective = trained.run_objective
     if top_k is not None:
         check_top_k(trained, top_k)
     seeds = seeds_of(folder)
     folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
-    folders = folders or {_seed_of(folder): folder}
-    read = cache(partial(run_task, run_dir))
+    folders = folders or {_seed_of(folder, trust): folder}
+    read = cache(partial(run_task, run_dir, trust))
     if data is None:
         task = read()
         objective, graphs = task.objective, task.test
         tested = [
-            _tested(settings_of(place), task, model, number, place)
+            _tested(settings_of(place, trust), task, model, number, place)
             for (number, place), model in zip(folders.items(), trained.models, strict=True)
         ]
         finished = {number: place for number, place in folders.items() if (place / RESULT).is_file()}
@@ -127,17 +129,17 @@ def evaluate(
             averaged[name] = _recall(trained, graphs[0], top_k)
     text = ""
     if level is not None:
-        run = of_run(run_dir, seed, trained, read)
+        run = of_run(run_dir, seed, trained, read, trust)
         rows = Rows(predictions, tested[0][1])
         text = run.text(level) if data is None else replace(run, caveat="").measured_on(rows).text(level, "labels")
     return Evaluation(scores, averaged, recorded, preparation.class_names, text)
 
 
-def _seed_of(folder: Path) -> int:
+def _seed_of(folder: Path, trust: bool) -> int:
     """Return the seed of a run, which may not be finished; 0 of a model alone."""
     if (folder / RESULT).is_file():
         return _recorded(folder).seed
-    return settings_of(folder).seed if (folder / CHECKPOINT).is_file() else 0
+    return settings_of(folder, trust).seed if (folder / CHECKPOINT).is_file() else 0
 
 
 def _recorded(folder: Path) -> Result:

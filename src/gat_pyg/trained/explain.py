@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -38,6 +39,7 @@ from ..tasks.model import members
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, check_now
+from ..tasks.task import Task
 from .model_file import Predictor, encoders_of
 from .predict import Seed, _columns, _graphs_of, _target, _without_labels, predictor_of, prepared, run_task, writer
 
@@ -123,6 +125,7 @@ def explain(
     output: str | None = None,
     k: int | None = None,
     seed: Seed = None,
+    trust: bool = False,
 ) -> Explained:
     """Explain a prediction of a trained run: the edges and features that it depends on, and how faithful that is.
 
@@ -154,6 +157,7 @@ def explain(
         output: the class, label or target to explain; by default the most probable one, or the first target.
         k: the number of edges that are removed to measure how faithful the masks are; by default 5, at most half.
         seed: seed of the model, if the run has several; by default the mean over all.
+        trust: as in `gat_pyg.predict`.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.predict`, or if there is no such item or output.
@@ -164,8 +168,8 @@ def explain(
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     pd = needs("pandas", "tables")
-    trained = predictor_of(run_dir, seed).requires_grad_(False)
-    item = _item(run_dir, trained, data, node, graph, link)
+    trained = predictor_of(run_dir, seed, trust=trust).requires_grad_(False)
+    item = _item(trained, data, node, graph, link, partial(run_task, run_dir, trust))
     goal = _goal(trained, item, output)
     relation = relations(item.graph.edge_index, item.undirected)
     numbers, first = np.unique(relation.numpy(), return_index=True)
@@ -239,7 +243,7 @@ class _Item(NamedTuple):
         return out
 
 
-def _item(run_dir: str | Path, trained: Predictor, data: Any, node: Any, graph: Any, link: Any) -> _Item:
+def _item(trained: Predictor, data: Any, node: Any, graph: Any, link: Any, read_task: Callable[[], Task]) -> _Item:
     """Read the data of a run, and return a node, pair or graph with its receptive field."""
     preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     wanted = link if objective.has_pairs else graph if objective.item == "graph" else node
@@ -247,11 +251,11 @@ def _item(run_dir: str | Path, trained: Predictor, data: Any, node: Any, graph: 
         flag = "link, both ends" if objective.has_pairs else f"{objective.item}, its id or number"
         raise ValueError(f"The run predicts {objective.predicts}: give {flag}.")
     if data is None and (preparation.source is None or objective.item == "link"):
-        task = run_task(run_dir)  # links are predicted on the graph of the test
+        task = read_task()  # links are predicted on the graph of the test
         graphs = task.test if objective.item == "link" else _graphs_of(task)
         ids: Mapping[str, Any] = {}
     else:
-        graphs, ids = read_rows(preparation, data)
+        graphs, ids = read_rows(preparation, data)[:2]
     if objective.item == "link" and preparation.source is not None:
         ids = read_rows(preparation).ids  # of the nodes; those of `data` are of its pairs
     number = 0

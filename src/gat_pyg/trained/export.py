@@ -61,6 +61,7 @@ def export(
     *,
     seed: int | Literal["all"] | None = None,
     model: nn.Module | None = None,
+    trust: bool = False,
 ) -> Exported:
     """Write a trained run as one file of plain operators, for ONNX Runtime (`.onnx`) or torch alone (`.pt2`).
 
@@ -88,7 +89,7 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"{path} ends in {path.suffix!r}, expected a name such as model.onnx or model.pt2.")
-    network = Prepared(predictor_of(run_dir, seed, model)).eval()
+    network = Prepared(predictor_of(run_dir, seed, model, trust)).eval()
     draw = torch.Generator().manual_seed(0)
     traced, *examples = (network.example(*sizes, draw) for sizes in (TRACED, *SIZES))
     checked: list[Exported] = []

@@ -66,6 +66,7 @@ def load(
     model: nn.Module | None = None,
     seed: int | Literal["all"] | None = None,
     predictions: bool = False,
+    trust: bool = False,
 ) -> nn.Module:
     """Return the trained model of a run with its best weights, in eval mode, on the CPU.
 
@@ -88,7 +89,8 @@ def load(
     `nn.Module` of gat_pyg or one of PyG's models or layers. For other classes, pass a `model` of the same shapes.
 
     A run of one seed that is not finished has the best weights so far in its checkpoint. The run's data are read then,
-    and a warning names the epoch.
+    and a warning names the epoch. Its settings may name classes of gat_pyg, PyG and OGB only; `trust=True`
+    builds whatever they name, as in one's own runs.
 
     Raises FileNotFoundError if `run_dir` is not the folder of a finished run, and ValueError if the file is truncated,
     the class is not one of those above, its shapes differ from those saved, or there are to be predictions without an
@@ -102,7 +104,7 @@ def load(
     if seed == "all":
         if not (seeds := seeds_of(folder)):
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
-        models = [load(folder, copy.deepcopy(model), number) for number in seeds]
+        models = [load(folder, copy.deepcopy(model), number, trust=trust) for number in seeds]
         first = members(models[0])
         if predictions:
             return _predictor(folder, models)
@@ -113,7 +115,7 @@ def load(
         raise FileNotFoundError(f"{folder} has no run of seed {seed}, expected one of {', '.join(map(str, seeds))}.")
     folder = folder if seed is None else folder / f"seed-{seed}"
     if (folder / CHECKPOINT).is_file() and not (folder / MODEL).is_file():
-        model = _unfinished(folder, model)
+        model = _unfinished(folder, model, trust)
     else:
         path = model_file(folder)
         about, tensors = _read(path)
@@ -124,7 +126,7 @@ def load(
     return _predictor(folder, [model]) if predictions else model.eval()
 
 
-def _unfinished(folder: Path, model: nn.Module | None) -> nn.Module:
+def _unfinished(folder: Path, model: nn.Module | None, trust: bool) -> nn.Module:
     """Return the model of a run that is not finished, with the best weights in its checkpoint."""
     from ..runs.build import initial_model, settings_of, task_of  # imports Lightning
 
@@ -132,7 +134,7 @@ def _unfinished(folder: Path, model: nn.Module | None) -> nn.Module:
     rule = SafeCheckpoints().load_checkpoint(path)["callbacks"].get("PaperStopping")
     if not rule or not rule["weights"]:
         raise FileNotFoundError(f"{folder} is not a run folder: no epoch is finished. Finish it by ckpt_path=last.")
-    settings, task = settings_of(folder), task_of(folder)
+    settings, task = settings_of(folder, trust), task_of(folder, trust)
     model = initial_model(settings, task, settings.seed).model if model is None else model
     _fill(model, {key.removeprefix("model."): value for key, value in rule["weights"].items()}, path)
     attach(model, task.preparation, task.objective)

@@ -60,6 +60,7 @@ def predict(
     model: nn.Module | None = None,
     top_k: int | None = None,
     level: float | None = None,
+    trust: bool = False,
 ) -> Any: ...
 
 
@@ -72,6 +73,7 @@ def predict(
     model: nn.Module | None = None,
     top_k: int | None = None,
     level: float | None = None,
+    trust: bool = False,
 ) -> Any:
     """Return the predictions of a trained run: of graphs as a tensor, of files and frames as a table.
 
@@ -109,6 +111,8 @@ def predict(
         model: as in `load`.
         top_k: the number of links of each node.
         level: the share of labels that sets and intervals are to hold: 0.01, 0.02, ... or 0.99.
+        trust: whether to build whatever the folder's settings name, as in one's own runs, not only classes of gat_pyg,
+            PyG and OGB. It matters if the run's own data are read.
 
     Raises:
         FileNotFoundError, ValueError: as `load` and `read_rows`; for what training refuses: other dimensions than the
@@ -124,12 +128,12 @@ def predict(
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     write = None if out is None else writer(out)
-    trained, task = predictor_of(run_dir, seed, model), cache(partial(run_task, run_dir))
+    trained, task = predictor_of(run_dir, seed, model, trust), cache(partial(run_task, run_dir, trust))
     sets: dict[str, Any] = {}
     if level is not None:
         from .uncertainty import of_run
 
-        sets = {"calibration": of_run(run_dir, seed, trained, task), "level": level}
+        sets = {"calibration": of_run(run_dir, seed, trained, task, trust), "level": level}
     with torch.no_grad():
         if write is None and top_k is None and level is None and not is_tabular(data):
             values = trained.run_objective.predictions(outputs(trained, data))
@@ -139,7 +143,7 @@ def predict(
         if top_k is not None:
             from .top_links import top_links
 
-            frame = top_links(run_dir, trained, data, top_k)
+            frame = top_links(trained, data, top_k, task)
         else:
             rows = selected(task, trained, data)
             frame = table(rows.outputs(trained), rows.ids, trained, **sets)
@@ -150,14 +154,17 @@ def predict(
     return frame
 
 
-def predictor_of(run_dir: str | Path, seed: Seed = None, model: nn.Module | None = None) -> Predictor:
+def predictor_of(
+    run_dir: str | Path, seed: Seed = None, model: nn.Module | None = None, trust: bool = False
+) -> Predictor:
     """Return the models of a run, of several seeds by default all, with the run's data preparation.
 
     Raises:
         FileNotFoundError, ValueError: as `load`, or if the run has no data preparation.
     """
     folder = Path(run_dir)
-    trained: Any = load(folder, model, "all" if seed is None and seeds_of(folder) else seed, predictions=True)
+    seed = "all" if seed is None and seeds_of(folder) else seed
+    trained: Any = load(folder, model, seed, predictions=True, trust=trust)
     if trained.preparation is None:
         raise ValueError(
             f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
@@ -310,7 +317,7 @@ def selected(task: Callable[[], Task], trained: Predictor, data: Any) -> Selecte
     if data is None and objective.item == "link":
         return _test_pairs(task(), preparation, objective)
     is_read = data is not None or preparation.source is not None
-    graphs, ids = read_rows(preparation, data) if is_read else (_graphs_of(task()), {})
+    graphs, ids = read_rows(preparation, data)[:2] if is_read else (_graphs_of(task()), {})
     known = [labels_of(graph, objective) for graph in graphs]
     every = [torch.ones(_size(graph, objective), dtype=torch.bool) for graph in graphs]
     chosen = [mask if y is None else ~any_known(y) for mask, y in zip(every, known, strict=True)]
@@ -342,13 +349,13 @@ def labels_of(graph: Data, objective: Objective) -> Tensor | None:
     return cast(Tensor, graph.y)
 
 
-def run_task(run_dir: str | Path) -> Task:
+def run_task(run_dir: str | Path, trust: bool = False) -> Task:
     """Return the task of a run, or that of the runs of several seeds."""
     from ..runs.build import task_of  # imports Lightning
 
     folder = Path(run_dir)
     seeds = seeds_of(folder)
-    return task_of(folder / f"seed-{seeds[0]}" if seeds else folder)
+    return task_of(folder / f"seed-{seeds[0]}" if seeds else folder, trust)
 
 
 def _test_pairs(task: Task, preparation: Preparation, objective: Objective) -> Selected:

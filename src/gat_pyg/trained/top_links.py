@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,8 +18,9 @@ from ..models.link_scores import LinkScores
 from ..tasks.model import Inputs
 from ..tasks.negatives import two_sides
 from ..tasks.preparation import Preparation
+from ..tasks.task import Task
 from .model_file import Predictor
-from .predict import prepared, run_task
+from .predict import prepared
 
 NUMBERS = 2**24  # that a decoder computes at once
 
@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
     names: dict[str, Any]  # of all nodes, by the name of the column
 
 
-def top_links(run_dir: str | Path, trained: Predictor, data: Any, k: int) -> Any:
+def top_links(trained: Predictor, data: Any, k: int, task: Callable[[], Task]) -> Any:
     """Return a frame with the k most probable links of each node, as `predict(..., top_k=k)`.
 
     The probabilities of all pairs are computed in blocks of nodes, so that N x N numbers are never stored.
@@ -44,7 +44,7 @@ def top_links(run_dir: str | Path, trained: Predictor, data: Any, k: int) -> Any
         ValueError: if the run predicts no links, or k is not positive.
     """
     check_top_k(trained, k)
-    candidates = _candidates(run_dir, trained, data)
+    candidates = _candidates(trained, data, task)
     src, dst, rank, best, spread = _best(trained, candidates, candidates.src, k)
     (src_name, src_names), (dst_name, dst_names) = candidates.names.items()
     table: dict[str, Any] = {
@@ -116,14 +116,14 @@ def _best(trained: Predictor, candidates: Candidates, nodes: Tensor, k: int) -> 
     return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
-def _candidates(run_dir: str | Path, trained: Predictor, data: Any) -> Candidates:
+def _candidates(trained: Predictor, data: Any, task: Callable[[], Task]) -> Candidates:
     """Return the graph of data or of the run: links are known by its edges, and by pairs with a label of 1 or none."""
     preparation = cast(Preparation, trained.preparation)
     source, ids = preparation.source or {}, cast(dict[str, Any], {})
     if data is None and not source:
-        graph = run_task(run_dir).test[0]
+        graph = task().test[0]
     else:
-        (graph,), ids = read_rows(preparation, data)
+        (graph,), ids = read_rows(preparation, data)[:2]
     graph = copy.copy(graph)
     pairs, y = graph.pop("edge_label_index", None), graph.pop("edge_label", graph.get("y"))
     known = [graph.edge_index]

@@ -196,7 +196,9 @@ class Rows(NamedTuple):
     labels: Tensor
 
 
-def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None = None) -> Calibration:
+def calibration(
+    run_dir: str | Path, seed: Seed = None, model: nn.Module | None = None, trust: bool = False
+) -> Calibration:
     """Return the calibration of a trained run; of several seeds, that of their averaged prediction.
 
     A run of several seeds has it in its folder. That of a run of one seed, or of one of several, is computed from the
@@ -205,7 +207,7 @@ def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
         seed: seed of the model, if the run has several; by default the mean over all.
-        model: as in `gat_pyg.load`.
+        model, trust: as in `gat_pyg.load`.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.load`; if the run's data cannot be read; if it predicts links, whose
@@ -215,10 +217,13 @@ def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None 
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
-    return of_run(run_dir, seed, predictor_of(run_dir, seed, model), cache(partial(run_task, run_dir)))
+    task = cache(partial(run_task, run_dir, trust))
+    return of_run(run_dir, seed, predictor_of(run_dir, seed, model, trust), task, trust)
 
 
-def of_run(run_dir: str | Path, seed: Seed, trained: Predictor, task: Callable[[], Task]) -> Calibration:
+def of_run(
+    run_dir: str | Path, seed: Seed, trained: Predictor, task: Callable[[], Task], trust: bool = False
+) -> Calibration:
     """Return the calibration of a run with this predictor, as `calibration`; `task` is called only if needed."""
     folder = Path(run_dir) if seed in (None, "all") else Path(run_dir) / f"seed-{seed}"
     if (saved := Calibration.read(folder)) is not None:
@@ -227,7 +232,8 @@ def of_run(run_dir: str | Path, seed: Seed, trained: Predictor, task: Callable[[
         raise ValueError(
             f"{run_dir} predicts {trained.run_objective.predicts}, whose probabilities are not calibrated."
         )
-    settings = settings_of(folder if (folder / CONFIG).is_file() else folder / f"seed-{seeds_of(folder)[0]}")
+    place = folder if (folder / CONFIG).is_file() else folder / f"seed-{seeds_of(folder)[0]}"
+    settings = settings_of(place, trust)
     return of_task(averaged(trained.models, task(), settings.training.batch_size), task(), settings)
 
 
