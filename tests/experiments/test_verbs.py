@@ -189,7 +189,7 @@ def test_a_level_adds_sets_and_intervals(
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "calibration.json").unlink()
     read: list[Path] = []
-    monkeypatch.setattr(predictions, "run_task", lambda folder: read.append(folder) or run_task(folder))
+    monkeypatch.setattr(predictions, "run_task", lambda folder, trust: read.append(folder) or run_task(folder))
     again = predict(tmp_path / "copy", level=0.6)  # computed from the data, which are read once
     assert again.attrs["uncertainty"] == seeds.text(0.6) and read == [tmp_path / "copy"]
     np.testing.assert_allclose(again[["p_no", "p_yes"]], p, rtol=1e-5)
@@ -251,6 +251,7 @@ def test_the_command_writes_json_lines_and_parquet(
 ):
     run, _ = trained(KINDS[0])
     frame = predict(run, seed=1)
+    capsys.readouterr()  # of the training, if this test is the first
     for name, read in (("p.jsonl", partial(pd.read_json, lines=True)), ("p.parquet", pd.read_parquet)):
         command("predict", str(run), "--seed", "1", "--out", str(tmp_path / name))
         assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n"
