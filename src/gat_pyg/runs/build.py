@@ -23,12 +23,13 @@ from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..baselines.mlp import MLP
-from ..data.encodings import encoded
+from ..command.command import dataset_name
 from ..data.arrays.from_pyg import from_dataset
+from ..data.arrays.series import the_graph
+from ..data.encodings import encoded
 from ..data.named.published import split_file
 from ..data.named.raw import data_root, folder_of_download, is_of_network, not_downloaded
 from ..data.rows import column_name
-from ..data.arrays.series import the_graph
 from ..data.splits import TEST, VAL, check_classes, read_split
 from ..distributed import ray
 from ..distributed.halo import layers_of
@@ -38,23 +39,22 @@ from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import Column, Encoder, columns_of, num_categories, num_unknown
 from ..models.gat import GAT
 from ..seeds.fitting import seeded
+from ..settings.conf import instantiate
+from ..settings.rules import similar
+from ..settings.settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
 from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
+from ..trained.model_file import check_dtypes
+from ..trained.warm_start import Earlier, content_of_run, fill
 from ..training.batching import Parts, is_divided
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
-from ..command.command import dataset_name
-from ..settings.conf import instantiate
-from ..trained.model_file import check_dtypes
 from .gate import check_settings
 from .result import CONFIG, MODEL
-from ..settings.rules import similar
-from ..settings.settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
-from ..trained.warm_start import Earlier, content_of_run, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts edge labels

@@ -14,14 +14,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from ..command.command import CREATED
 from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
-from ..command.command import CREATED
 from ..settings.hashing import flattened
+from ..settings.settings import Settings, differences
 from .process import end_with
 from .pruning import Pruner
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
-from ..settings.settings import Settings, differences
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them

@@ -20,8 +20,8 @@ from torch import nn
 
 from ..distributed import ray
 from ..distributed.ranks import rank_zero_print
-from ..tasks.task import Task
 from ..settings.settings import Factory
+from ..tasks.task import Task
 
 ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads

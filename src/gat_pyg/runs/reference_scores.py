@@ -14,9 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
+from ..command.command import dataset_name
 from ..distributed.ranks import is_first
 from ..files import needs
 from ..graph.subgraph import mask_to_index
+from ..settings.conf import config_folder
+from ..settings.settings import Settings
 from ..tasks.labels import OneLabel
 from ..tasks.negatives import sides_of
 from ..tasks.node_ids import has_ids
@@ -24,9 +27,6 @@ from ..tasks.objective import SAMPLES, Split, any_known
 from ..tasks.targets import Targets
 from ..tasks.task import Task
 from .build import data_key
-from ..command.command import dataset_name
-from ..settings.conf import config_folder
-from ..settings.settings import Settings
 
 TRAIN_ROWS, TEST_ROWS = 10_000, 20_000  # used at most; of more, a sample with a fixed seed
 ELEMENTS = 4_000_000  # training rows x columns used at most; of more columns, a sample with a fixed seed

@@ -21,6 +21,8 @@ from ..seeds.fitting import fit_stack
 from ..seeds.member import Member
 from ..seeds.memory import free_memory
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
+from ..settings.hashing import flattened
+from ..settings.settings import Settings
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
@@ -28,14 +30,12 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.signals import handled
 from ..training.stopping import PaperStopping
-from .sequential import save_run_settings, write_outputs
 from .build import Built, build_trainer, initial_model, read_task, wants_sparse, with_loss
 from .folder import Job, Run
-from ..settings.hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, reset_peak, suited_threads
 from .pruning import Pruning
 from .result import CHECKPOINT, METRICS
-from ..settings.settings import Settings
+from .sequential import save_run_settings, write_outputs
 
 LARGE = 100_000_000  # elements of a step of many graphs: above, the little that members share saves no time
 

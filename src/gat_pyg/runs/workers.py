@@ -14,15 +14,15 @@ import torch
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, spawn
 
+from ..command.command import message
 from ..terminal import print_message
 from ..training.progress import quiet
 from ..training.signals import handled
-from .sequential import one_run
 from .build import build_task, build_trainer
-from ..command.command import message
 from .folder import Job, drop_empty
 from .process import exit_on_signal, keep_memory
 from .result import RESULT
+from .sequential import one_run
 
 PAUSE = 0.2  # seconds between two looks at the results
 

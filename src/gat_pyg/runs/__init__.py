@@ -1,0 +1,1 @@
+"""Runs: built from settings, trained, and kept in folders."""

@@ -1,0 +1,102 @@
+"""The gate of run folders: what the settings in a folder may build, since it may come from somebody else."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch.loggers import Logger
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+from torch_geometric.transforms import BaseTransform
+
+from .. import data
+from ..data.content_hash import PATHS
+from ..data.named.raw import data_root
+
+BASES = {  # packages whose classes with this base may be built
+    "gat_pyg.": (nn.Module, BaseTransform),
+    "torch_geometric.datasets.": (Dataset,),
+    "torch_geometric.transforms.": (BaseTransform,),
+    "torch_geometric.nn.models.": (nn.Module,),
+    "torch_geometric.nn.conv.": (nn.Module,),
+    "ogb.": (Dataset,),
+    "torch.optim.": (Optimizer, LRScheduler),
+    "lightning.pytorch.": (lightning.Trainer, Logger),
+}
+IMPORTED = ("gat_pyg.", "torch_geometric.", "ogb.", "torch.optim.", "lightning.")  # targets that are looked up at all
+ALLOWED = "the data sets, models and transforms of gat_pyg, PyG and OGB, and the optimizers of torch"
+
+
+def check_settings(values: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError if settings from a run's folder build or write something that only its owner may ask for.
+
+    They may name classes and functions that gat_pyg's own settings name. Folders into which data are downloaded must
+    lie in the user's own data folder (`gat_pyg.data.named.raw.data_root`).
+
+    Args:
+        values: the settings, without references.
+        file: the file that they are from, for the message.
+    """
+    allow = (
+        "If you trust its sender, pass trust=True (--trust in the command). For predictions and scores of a finished "
+        "run, giving the data is enough."
+    )
+    for name, target in _targets(values):
+        if not _may_be_built(target):
+            raise ValueError(f"{file}: {name} is {target}, expected one of {ALLOWED}. {allow}")
+    root = data_root().resolve()
+    for name, path in _written(values):
+        if not Path(path).expanduser().resolve().is_relative_to(root):
+            raise ValueError(f"{file}: {name} is {path}, expected a path in your data folder, {root}. {allow}")
+
+
+def _targets(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each `_target_` in nested settings, with its name."""
+    items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        inner = f"{name}.{key}" if name else str(key)
+        if key == "_target_" and value is not None:
+            yield inner, value
+        yield from _targets(value, inner)
+
+
+def _may_be_built(target: Any) -> bool:
+    """Return True for the public functions of gat_pyg.data, and for the classes in `BASES`."""
+    home, _, name = str(target).rpartition(".")
+    if home == data.__name__:
+        return inspect.isfunction(getattr(data, name, None))
+    if not f"{home}.".startswith(IMPORTED):
+        return False
+    try:
+        kind: object = getattr(importlib.import_module(home), name, None)
+    except (ImportError, ValueError):
+        return False
+    return inspect.isclass(kind) and any(
+        kind.__module__.startswith(package) and issubclass(kind, bases) for package, bases in BASES.items()
+    )
+
+
+def _written(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the folders to which data sets may be downloaded, and other texts of a data set that may be paths."""
+    if (root := values.get("data_root")) is not None:
+        yield "data_root", str(root)
+    todo = [("dataset", values.get("dataset"))]
+    while todo:
+        name, dataset = todo.pop()
+        if not isinstance(dataset, Mapping):
+            continue
+        read = PATHS.get(str(dataset.get("_target_")), ())  # the user's files
+        for key, value in dataset.items():
+            todo.append((f"{name}.{key}", value))
+            is_path = isinstance(value, str) and (
+                key == "root" or {"..", "~"} & {*Path(value).parts} or Path(value).is_absolute() or "://" in value
+            )
+            if is_path and key not in read:
+                yield f"{name}.{key}", value
