@@ -379,7 +379,7 @@ def test_a_constant_prediction_is_warned_of(
         message = f"no better than predicting the majority class for every node ({majority:.1f} %)"
     else:
         message = f"no better than the best prediction that is the same for every node ({first.majority:.3f})"
-        assert calls == ["job", "alone", "alone"]  # before the training, too
+        assert calls == ["sweeps.job", "runs.sequential", "runs.sequential"]  # before the training, too
     assert first.value <= first.majority
     assert output.count(message) == 3  # of each seed and of both
     assert f"\nwarning     2 of 2 runs are {message}" in output
