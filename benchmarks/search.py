@@ -40,7 +40,7 @@ STACKED = ("hydra/launcher=stacked", "hydra.sweeper.pruner._target_=optuna.prune
 
 def search(folder: Path, trials: int, *arguments: str, waits: Sequence[float] = ()) -> dict[str, Any]:
     """Search, with a kill after each of the `waits`; return the seconds of each process, the states and the scores."""
-    settings = ("-m", "hydra/sweeper=optuna", f"hydra.sweeper.n_trials={trials}", f"outputs={folder}")
+    settings = ("-m", "hydra/sweeper=study", f"hydra.sweeper.n_trials={trials}", f"outputs={folder}")
     command = [sys.executable, "-m", "gat_pyg.run", *settings, *SPACE, *arguments]
     seconds = []
     for wait in (*waits, None):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-import importlib
+import functools
+import importlib.metadata
 import os
 import sys
 import time
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from filelock import lock_descriptor
+from packaging.requirements import Requirement
 
 from .terminal import print_message
 
 PART = ".*.[0-9]*.part"  # pattern of incomplete files, whose names contain a process id: see `write_whole`
 PATIENCE = 5.0  # seconds of waiting for a lock before a message
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # packages that are imported by another name
 FULL = {  # errors of a full disk
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -31,15 +34,41 @@ def needs(package: str, extra: str) -> Any:
     >>> needs("json", "tables").loads("[1]")
     [1]
 
-    Raises an ImportError with the install line if it is missing.
+    Raises an ImportError with the install line if it is missing or too old.
     """
+    name, install = package.partition(".")[0], f"Run: python -m pip install 'gat_pyg[{extra}]'"
+    if (problem := unmet(extra).get(DISTRIBUTIONS.get(name, name))) is not None:
+        raise ImportError(f"This needs {problem}. {install}")
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"This needs {package.partition('.')[0]}, which is not installed. Run: python -m pip install "
-            f"'gat_pyg[{extra}]'"
-        ) from error
+        raise ImportError(f"This needs {error.name}, which is not installed. {install}") from error
+
+
+@functools.cache
+def unmet(extra: str) -> dict[str, str]:
+    """Return the packages of an extra that are missing or too old, each with what is required and what is installed.
+
+    There are none if gat_pyg itself is not installed, so that its requirements are unknown.
+    """
+    try:
+        texts = importlib.metadata.requires("gat_pyg") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    problems = {}
+    for requirement in map(Requirement, texts):
+        marker = requirement.marker
+        if marker is None or not marker.evaluate({"extra": extra}) or marker.evaluate({"extra": ""}):
+            continue
+        needed = f"{requirement.name}{requirement.specifier}"
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            problems[requirement.name] = f"{needed}, which is not installed"
+        else:
+            if not requirement.specifier.contains(version, prereleases=True):
+                problems[requirement.name] = f"{needed}, but {version} is installed"
+    return problems
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:

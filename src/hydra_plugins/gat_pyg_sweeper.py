@@ -1,22 +1,20 @@
-"""The Hydra sweeper `optuna`: see `gat_pyg.sweeps.search`.
+"""The Hydra sweeper `study`: see `gat_pyg.sweeps.search`.
 
 Every command of Hydra imports this file as it starts, so it imports neither torch nor Optuna.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-class OptunaSweeper(Sweeper):
-    """Hydra's interface to `Search`, which has the arguments; `conf/hydra/sweeper/optuna.yaml` describes them."""
+class StudySweeper(Sweeper):
+    """Hydra's interface to `Search`, which has the arguments; `conf/hydra/sweeper/study.yaml` describes them."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -30,8 +28,9 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials of a study."""
-        if find_spec("optuna") is None:
-            raise HydraException("A search needs Optuna, which is not installed. Run: python -m pip install optuna")
+        from gat_pyg.files import needs
+
+        needs("optuna", "search")
         from gat_pyg.sweeps.search import Search
 
         assert self.config is not None  # by `setup`

@@ -6,14 +6,15 @@ import copy
 import importlib.metadata
 import os
 import platform
-import re
 import time
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from ..conv.gat import GATConv
 from ..data.named.raw import data_root
+from ..files import unmet
 from ..kernels.device import FILES, missing_reason
 from ..runs.process import granted
 from ..runs.result import versions
@@ -32,6 +33,7 @@ EXTRAS = {  # what each brings
     "sparse": "torch_scatter and torch_sparse, which are never needed",
     "tables": "CSV, TSV and Parquet files",
 }
+PLUGIN = "hydra-optuna-sweeper"
 LIMIT = 1e-4  # of the largest difference between backends, in float32
 
 
@@ -107,25 +109,16 @@ def _cache() -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Describe each extra with a missing package."""
-    try:
-        requirements = importlib.metadata.requires("gat_pyg") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {"extras": "unknown, since gat_pyg is not installed. Run `python -m pip install .`"}
-    missing: dict[str, list[str]] = {}
-    for text in requirements:
-        package, extra = re.match(r"[\w.-]+", text), re.search(r"extra == ['\"](\w+)['\"]", text)
-        if package is not None and extra is not None and extra[1] in EXTRAS and not _is_installed(package[0]):
-            missing.setdefault(extra[1], []).append(package[0])
-    return {
-        f"extra {name}": f"{EXTRAS[name]}; missing {', '.join(packages)}: python -m pip install 'gat_pyg[{name}]'"
-        for name, packages in sorted(missing.items())
+    """Describe each extra with a package that is missing or too old, and a plug-in that holds Optuna back."""
+    lines = {
+        f"extra {name}": f"{text}; needs {'; '.join(problems)}: python -m pip install 'gat_pyg[{name}]'"
+        for name, text in sorted(EXTRAS.items())
+        if (problems := unmet(name).values())
     }
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    with suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version(PLUGIN)
+        lines["plug-in"] = (
+            f"{PLUGIN} {version}, whose hydra/sweeper=optuna is not gat_pyg's hydra/sweeper=study, and whose "
+            f"requirement optuna<3 contradicts the extra search: python -m pip uninstall {PLUGIN}"
+        )
+    return lines

@@ -104,7 +104,7 @@ class InOrder(optuna.samplers.BaseSampler):
 
 @dataclass
 class Search:
-    """A search: its arguments are the settings in `conf/hydra/sweeper/optuna.yaml`."""
+    """A search: its arguments are the settings in `conf/hydra/sweeper/study.yaml`."""
 
     n_trials: int | None
     n_jobs: int

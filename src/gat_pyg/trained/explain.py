@@ -317,7 +317,7 @@ def _names(preparation: Preparation, objective: Objective, graph: Data, ids: Map
     if objective.item in ("node", "link") and ids:
         return [*map(str, next(iter(ids.values())))]
     if source.get("_target_") == "gat_pyg.data.smiles":
-        table = needs("rdkit.Chem", "smiles").GetPeriodicTable()
+        table = needs("rdkit.Chem", "molecules").GetPeriodicTable()
         return [f"{table.GetElementSymbol(z)}{atom}" for atom, z in enumerate(graph.x[:, 0].int().tolist())]
     return [*map(str, range(N))]
 
