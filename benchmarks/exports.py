@@ -32,6 +32,7 @@ from torch_geometric.data import Batch, Data
 
 import gat_pyg
 import machine
+from gat_pyg.runs.model_file import save_model
 from gat_pyg.settings.settings import Factory
 from gat_pyg.tasks.edges import EdgeLabels
 from gat_pyg.tasks.links import LinkLabels
@@ -39,7 +40,6 @@ from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize
 from gat_pyg.tasks.targets import GraphTargets
-from gat_pyg.trained.model_file import save_model
 
 CONVS = ("gat", "gatv2", "transformer")
 TASKS = ("node", "edge", "graph", "link")

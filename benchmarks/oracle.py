@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch_geometric import EdgeIndex
 
-import gat_pyg.command.command
 import gat_pyg.data
 import gat_pyg.run
 import gat_pyg.seeds

@@ -24,9 +24,9 @@ import pandas as pd
 import torch
 
 from gat_pyg import GAT, predict
+from gat_pyg.runs.model_file import save_model
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.preparation import Preparation
-from gat_pyg.trained.model_file import save_model
 
 F, K, DEGREE = 128, 40, 6.9  # features, classes, undirected edges of a node
 

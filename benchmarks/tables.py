@@ -112,7 +112,7 @@ def generated(nodes: int, edges: int, seed: int = 0) -> tuple[pd.DataFrame, pd.D
 
 def steps(begin: float, *settings: str) -> None:
     """Run the command, and print the seconds since `begin` and the MiB at the peak after each step as JSON."""
-    import gat_pyg.settings.defaults_by_data as suited
+    import gat_pyg.runs.defaults_by_data as suited
     import gat_pyg.sweeps.job  # noqa: F401 (all imports)
 
     reader: Any = sys.modules["gat_pyg.data.tables.graph"]

@@ -13,10 +13,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from gat_pyg.command.command import translated
 from gat_pyg.run import main
 from gat_pyg.runs.result import read
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
 from tests.graphs import amazon_files
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .trained.evaluate import evaluate as evaluate
     from .trained.explain import explain as explain
     from .trained.export import export as export
-    from .trained.model_file import load as load
+    from .trained.load import load as load
     from .trained.predict import predict as predict
     from .trained.uncertainty import calibration as calibration
     from .training import Inductive as Inductive
@@ -67,7 +67,7 @@ _LAZY = {
     "export": "trained.export",
     "from_dgl": "conv",
     "graphgym": "graphgym",
-    "load": "trained.model_file",
+    "load": "trained.load",
     "predict": "trained.predict",
     "report": "report",
     "restore": "conv",

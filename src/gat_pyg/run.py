@@ -13,9 +13,11 @@ from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from .command.command import errors_as_messages, exit_with, message, translated
+from .command.command import errors_as_messages, exit_with
 from .command.verbs import TRAIN, completed, verb_of, warn
 from .settings.conf import TRUSTED, VERSION_BASE, config_folder
+from .settings.errors import message
+from .settings.overrides import translated
 from .terminal import message as over_progress
 from .terminal import print_any_text
 

@@ -21,12 +21,12 @@ from torch_geometric.utils import to_dense_adj
 from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, encoded, from_dataset, links
 from gat_pyg.runs.build import build_model, build_task
+from gat_pyg.runs.model_file import save_model
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import ModelFactory, Settings
 from gat_pyg.tasks.encodings import Encoding, LaplacianPE, RandomWalkPE
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation
-from gat_pyg.trained.model_file import save_model
 from tests.graphs import SQUARE, Graph, graph, random
 from tests.laws import assert_close
 

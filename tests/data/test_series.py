@@ -13,12 +13,12 @@ import torch
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import is_undirected
 
-from gat_pyg.command.messages import sizes
 from gat_pyg.data import Collate, from_dataset, from_file
 from gat_pyg.data.arrays.series import graphs_of_series
 from gat_pyg.models import GAT
+from gat_pyg.runs.model_file import save_model
+from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks.objective import SPLITS
-from gat_pyg.trained.model_file import save_model
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import TaskData
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_dense_adj
 
-from gat_pyg.command.messages import advice, baselines_line
 from gat_pyg.data import Task, links
 from gat_pyg.runs import reference_scores as baselines
 from gat_pyg.runs.reference_scores import simple_baselines
 from gat_pyg.runs.result import Result
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
+from gat_pyg.sweeps.messages import advice, baselines_line
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.targets import Targets
 from tests.objectives import OBJECTIVES, quantities_of_edges_of_graphs
@@ -185,7 +185,7 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match=r"one: the baselines failed \(ValueError: singular\)\."):
         assert baselines.baselines_of(settings_of("baselines=true"), OBJECTIVES["nodes of one graph"]()) == ({}, 0.0)
     monkeypatch.setattr(baselines, "is_missing", lambda: True)
-    monkeypatch.setattr("gat_pyg.command.messages.is_missing", lambda: True)
+    monkeypatch.setattr("gat_pyg.sweeps.messages.is_missing", lambda: True)
     assert baselines.baselines_of(settings, task) is None
     assert "python -m pip install 'gat_pyg[baselines]'" in baselines_line(None, "accuracy", settings)
 
@@ -218,7 +218,7 @@ def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, 
 
 
 def test_a_search_is_tried_where_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gat_pyg.command.messages._is_directed", lambda task: False)
+    monkeypatch.setattr("gat_pyg.sweeps.messages._is_directed", lambda task: False)
     task = OBJECTIVES["links"]()
     text = advice(result_of(task), task, settings_of("encoding=degree", "+model.decoder=mlp"))
     search = "a search of 96 settings by gat-pyg -m search=link with the settings of the data"

@@ -19,17 +19,18 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gat_pyg.command.command import check_recipe, dataset_name, names_of, translated
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.runs.build import build_logger, build_model, build_module, build_task, build_trainer
+from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.runs.process import check_gpus
+from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
-from gat_pyg.settings.defaults_by_data import suited
 from gat_pyg.settings.hashing import config_hash, flattened
+from gat_pyg.settings.names import dataset_name
+from gat_pyg.settings.overrides import check_recipe, names_of, translated
 from gat_pyg.settings.published import as_published
 from gat_pyg.settings.settings import INTERNAL, Factory, Settings
-from gat_pyg.settings.unused import check_effects
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.metrics import METRICS, metric_named

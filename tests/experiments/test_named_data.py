@@ -14,13 +14,13 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from gat_pyg.command.messages import sizes
 from gat_pyg.data import Task
 from gat_pyg.data.named import published
 from gat_pyg.runs.build import read_task
+from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
-from gat_pyg.settings.unused import check_effects
+from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks.objective import MASKS, SPLITS
 from tests.data.test_data import citeseer_files
 from tests.data.test_graph_labels import errica

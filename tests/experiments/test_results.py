@@ -24,14 +24,14 @@ from torch_geometric.nn import GCN, Linear, SchNet
 
 import gat_pyg.files
 from gat_pyg import load
-from gat_pyg.command.messages import _beside
 from gat_pyg.files import try_lock, unlock, write_whole
+from gat_pyg.runs.model_file import save_model
 from gat_pyg.runs.result import Result, append, read
 from gat_pyg.settings import hashing
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.hashing import config_hash, flattened
 from gat_pyg.settings.settings import Settings
-from gat_pyg.trained.model_file import save_model
+from gat_pyg.sweeps.messages import _beside
 
 Capture = pytest.CaptureFixture[str]
 text = st.text(max_size=20)

@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, KarateClub, Planetoid
 
-import gat_pyg.command.messages
 import gat_pyg.run
 import gat_pyg.runs.folder
 import gat_pyg.runs.process
@@ -47,9 +46,9 @@ import gat_pyg.runs.sequential
 import gat_pyg.runs.stacked
 import gat_pyg.seeds.planning
 import gat_pyg.sweeps.job
+import gat_pyg.sweeps.messages
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
-from gat_pyg.command.command import run_name
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
@@ -63,6 +62,7 @@ from gat_pyg.runs.reference_scores import Baselines
 from gat_pyg.runs.result import BASELINES, Result, read
 from gat_pyg.seeds import Outcome
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.names import run_name
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.trained.uncertainty import Rows, calibrated
 from tests.graphs import amazon_files
@@ -77,7 +77,7 @@ NORM = ("model._target_=torch_geometric.nn.MLP", "+model.norm=batch_norm", "+mod
 LEFT_BY_A_SEED = {"config.yaml", "metrics.csv", "model.safetensors", "result.json"}
 FAILS_FOR_SEED_1 = """
 import gat_pyg.runs.workers as shared
-from gat_pyg.command.command import message
+from gat_pyg.settings.errors import message
 from gat_pyg.run import main
 
 def one_run(settings, task, seed, folder, run=shared.one_run):
@@ -423,7 +423,7 @@ def test_summary_has_the_reason_of_the_stop(epochs: int, best: int, criterion: s
         training=SimpleNamespace(patience=100, criterion=criterion), trainer={"max_epochs": 400}
     )
     result = Result("GAT", "d", "accuracy", 80.0, 0, epochs, best, 80.0, 1.0, 0.1, 9)
-    assert gat_pyg.command.messages.epochs(result, settings) == text
+    assert gat_pyg.sweeps.messages.epochs(result, settings) == text
 
 
 def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):

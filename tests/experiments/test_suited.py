@@ -11,12 +11,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch_geometric.data import Data
 
-from gat_pyg.command.command import translated
 from gat_pyg.runs import build
+from gat_pyg.runs import defaults_by_data as module
 from gat_pyg.runs.build import build_model, read_task
-from gat_pyg.settings import defaults_by_data as module
+from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
-from gat_pyg.settings.defaults_by_data import suited
+from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
 
 KARATE = "dataset._target_=torch_geometric.datasets.KarateClub"
@@ -92,12 +92,10 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
 
 
 def test_the_data_are_read_once_and_a_run_keeps_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gat_pyg.settings.defaults_by_data.FACTS", {})
+    monkeypatch.setattr("gat_pyg.runs.defaults_by_data.FACTS", {})
     reads: list[Settings] = []
     read_data = build.read_data
-    monkeypatch.setattr(
-        "gat_pyg.settings.defaults_by_data.read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1]
-    )
+    monkeypatch.setattr("gat_pyg.runs.defaults_by_data.read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
     monkeypatch.setattr(build, "read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
     one, other = file("rare.npz"), file("rare.npz", "model=gcn")
     assert read_task(one) is read_task(other) and len(reads) == 1
@@ -113,7 +111,7 @@ def test_planetoids_split_becomes_shares_where_it_does_not_fit() -> None:
 
 
 def test_edges_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gat_pyg.settings.defaults_by_data.FACTS", {})
+    monkeypatch.setattr("gat_pyg.runs.defaults_by_data.FACTS", {})
     note = "messages follow the edges, not all of which have a reverse one; or dataset.undirected=true"
     assert any(note in text for text in read_task(file("nodes.npz")).notes)
     task = read_task(file("nodes.npz", "dataset.undirected=true"))

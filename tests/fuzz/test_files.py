@@ -41,10 +41,11 @@ from gat_pyg.data import Task, from_dataset, from_file, ogbn, planetoid, ppi  # 
 from gat_pyg.data.arrays.keys import READ  # noqa: E402
 from gat_pyg.data.splits import check_classes  # noqa: E402
 from gat_pyg.runs.folder import settings_in  # noqa: E402
+from gat_pyg.runs.model_file import save_model  # noqa: E402
 from gat_pyg.runs.result import Result, read  # noqa: E402
 from gat_pyg.tasks.checks import KEYS  # noqa: E402
 from gat_pyg.tasks.objective import SPLITS  # noqa: E402
-from gat_pyg.trained.model_file import load, save_model  # noqa: E402
+from gat_pyg.trained.load import load  # noqa: E402
 from gat_pyg.training import SafeCheckpoints  # noqa: E402
 
 resource = pytest.importorskip("resource", reason="no such limits here")

@@ -9,11 +9,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import gat_pyg
-from gat_pyg.command.command import translated
-from gat_pyg.command.reproduce import command_of
 from gat_pyg.runs.folder import Job
+from gat_pyg.runs.reproduce import command_of
 from gat_pyg.runs.result import Result, append
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
 
 

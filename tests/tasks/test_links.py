@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 from torch_geometric.utils import is_undirected, negative_sampling
 from torch_geometric.utils.random import erdos_renyi_graph
 
-from gat_pyg.command.messages import sizes
 from gat_pyg.data import Task, links
 from gat_pyg.models import GAT, LinkScores
+from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks import negatives
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.negatives import NonLinks, two_sides

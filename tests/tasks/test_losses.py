@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch_geometric.data import Data
 
-from gat_pyg.command.messages import rare_line
 from gat_pyg.data import Task
+from gat_pyg.sweeps.messages import rare_line
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.metrics import MACRO_F1, ROC_AUC
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels

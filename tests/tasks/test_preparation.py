@@ -22,12 +22,12 @@ from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.runs.build import build_model
+from gat_pyg.runs.model_file import save_model
 from gat_pyg.settings.settings import ModelFactory
 from gat_pyg.tasks import losses
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_range
-from gat_pyg.trained.model_file import save_model
 from gat_pyg.training import Inductive
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")

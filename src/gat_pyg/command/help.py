@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.hashing import flattened
+from ..settings.overrides import translated, value_text
 from ..settings.rules import documented, expectations, similar
 from ..settings.settings import AROUND, FACTORIES, INTERNAL, LABELS, Factory, rules
-from .command import translated, value_text
 from .verbs import usages
 
 MAIN = {  # the settings in `gat-pyg --help`

@@ -11,7 +11,6 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 from ..settings.rules import documented
@@ -70,8 +69,9 @@ def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | 
         results: the file of results
         metric: metric of the runs to compare; by default the newest run's
     """
-    report = import_module("gat_pyg.report.best")  # which stands above this file
-    print(report.best(dataset, results, metric))
+    from ..report.best import best
+
+    print(best(dataset, results, metric))
 
 
 def doctor() -> None:
@@ -131,6 +131,7 @@ def explain(
         out: the picture to write, as PNG, SVG or PDF; the tables are written beside it
         trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
+    from ..report.explained import explanation_figure
     from ..trained.explain import explain
 
     ends = None if link is None else link.rsplit(",", 1)
@@ -139,7 +140,7 @@ def explain(
     )
     print(explained)
     files = explained.write(out)
-    import_module("gat_pyg.report.explained").explanation_figure(explained, out)  # which stands above this file
+    explanation_figure(explained, out)
     print(f"\n{', '.join([out, *map(str, files)])}")
 
 

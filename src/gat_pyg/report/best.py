@@ -8,8 +8,8 @@ import statistics
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..command.reproduce import command_of
 from ..runs.folder import relative_path
+from ..runs.reproduce import command_of
 from ..runs.result import scores_of
 from ..settings.rules import similar
 from ..tasks.metrics import metric_named

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..command.command import dataset_name
 from ..settings.hashing import flattened, learnt
+from ..settings.names import dataset_name
 from ..settings.published import STRONG, Printed, published
 from ..settings.settings import Settings
 from ..sweeps.grid import cells_of

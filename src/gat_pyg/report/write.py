@@ -11,8 +11,8 @@ from ..data.named.citation import planetoid
 from ..data.named.proteins import listed_links, ppi
 from ..files import write_whole
 from ..models.attention import attention_layers
-from ..runs.result import MODEL
-from ..trained.model_file import load
+from ..settings.hashing import MODEL
+from ..trained.load import load
 from .cells import NAMES, Table
 from .curves import scores_figure
 from .data_table import Counts, counted

@@ -23,7 +23,6 @@ from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..baselines.mlp import MLP
-from ..command.command import dataset_name
 from ..data.arrays.from_pyg import from_dataset
 from ..data.arrays.series import the_graph
 from ..data.encodings import encoded
@@ -40,6 +39,8 @@ from ..models.encoders import Column, Encoder, columns_of, num_categories, num_u
 from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..settings.conf import instantiate
+from ..settings.hashing import MODEL, content_of_run
+from ..settings.names import dataset_name
 from ..settings.rules import similar
 from ..settings.settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
 from ..tasks.metrics import LINKS
@@ -47,14 +48,14 @@ from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from ..trained.model_file import check_dtypes
-from ..trained.warm_start import Earlier, content_of_run, fill
 from ..training.batching import Parts, is_divided
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .gate import check_settings
-from .result import CONFIG, MODEL
+from .model_file import check_dtypes
+from .result import CONFIG
+from .warm_start import Earlier, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts edge labels

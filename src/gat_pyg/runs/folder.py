@@ -14,10 +14,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from ..command.command import CREATED
 from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
 from ..settings.hashing import flattened
+from ..settings.names import CREATED
 from ..settings.settings import Settings, differences
 from .process import end_with
 from .pruning import Pruner

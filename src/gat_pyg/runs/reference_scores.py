@@ -14,11 +14,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
-from ..command.command import dataset_name
 from ..distributed.ranks import is_first
 from ..files import needs
 from ..graph.subgraph import mask_to_index
 from ..settings.conf import config_folder
+from ..settings.names import dataset_name
 from ..settings.settings import Settings
 from ..tasks.labels import OneLabel
 from ..tasks.negatives import sides_of

@@ -19,13 +19,7 @@ from typing import Literal
 from ..files import add, lock
 from ..tasks.metrics import metric_named
 
-MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
-    "model.safetensors",
-    "result.json",
-    "config.yaml",
-    "last.ckpt",
-    "metrics.csv",
-)
+RESULT, CONFIG, CHECKPOINT, METRICS = "result.json", "config.yaml", "last.ckpt", "metrics.csv"
 ERRICA = "Errica's protocol"  # a study
 BASELINES = {  # descriptions of `Result.baselines`
     "linear model": "a linear model of the features alone",

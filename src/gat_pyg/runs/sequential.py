@@ -10,20 +10,21 @@ from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
 from ..files import write_whole
 from ..seeds.fitting import Outcome
+from ..settings.hashing import MODEL
 from ..settings.settings import Settings
 from ..tasks.model import members
 from ..tasks.task import Task
-from ..trained.model_file import save_model
 from ..training.batching import is_divided
 from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
 from .build import Built, build_data, build_module, build_trainer, initial_model
 from .folder import Job, finished
+from .model_file import save_model
 from .process import deterministic, device_name, elements, peak_mib, reset_peak, suited_threads
 from .pruning import Pruner, Pruning
 from .reference_scores import baselines_of
-from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
+from .result import CHECKPOINT, METRICS, RESULT, Result, versions
 
 
 def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pruner | None = None) -> Result | None:

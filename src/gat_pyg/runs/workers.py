@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, spawn
 
-from ..command.command import message
+from ..settings.errors import message
 from ..terminal import print_message
 from ..training.progress import quiet
 from ..training.signals import handled

@@ -1,4 +1,4 @@
-"""The folder of configurations, and Hydra 1.3 or 1.4. Importing this file registers the recipes with Hydra."""
+"""The folder of configurations, with Hydra 1.3 or 1.4. Importing this file registers recipes and resolvers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import hydra.utils
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from .names import RESOLVERS
+
 # Hydra 1.4 checks the names of classes, unless it gets this, and warns of the arguments and functions that 1.3 needs.
 _UNCHECKED = getattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS", None)
 VERSION_BASE = {"version_base": "1.3"} if _UNCHECKED is None else {}
 TRUSTED: dict[str, Any] = {} if _UNCHECKED is None else {"execution_whitelist": _UNCHECKED}  # of `hydra.main`
-register_resolver: Any = OmegaConf.register_new_resolver if _UNCHECKED is None else OmegaConf.register_resolver
 
 
 def instantiate(values: Mapping[str, Any], **others: Any) -> Any:
@@ -48,3 +49,6 @@ def store_recipes() -> None:
 
 
 store_recipes()
+_register: Any = OmegaConf.register_new_resolver if _UNCHECKED is None else OmegaConf.register_resolver
+for _resolver in RESOLVERS:
+    _register(_resolver.__name__, _resolver, replace=True)

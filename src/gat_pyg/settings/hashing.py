@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from .conf import config_folder
 
+MODEL = "model.safetensors"  # the file of a trained model in the folder of a run
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
 # Groups that determine what is learnt
 GROUPS = ("dataset", "encoding", "model", "training", "loss", "optimizer", "scheduler", "split", "trainer", "loader")
@@ -116,6 +117,16 @@ def source_hash(values: Any) -> str | None:
     if not sources:
         return None
     return hashlib.sha256(b"".join(name.encode() + sources[name] for name in sorted(sources))).hexdigest()[:12]
+
+
+def content_of_run(run: str | Path) -> str | None:
+    """Return the hash of the model of a run, or of those of all its seeds, as twelve hex digits; None without any."""
+    folder = Path(run).expanduser()
+    seeds = sorted(folder.glob(f"seed-*/{MODEL}"), key=lambda file: (len(file.parent.name), file))
+    alone = folder if folder.name == MODEL else folder / MODEL
+    files = seeds or [alone] * alone.is_file()
+    digests = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:12] if digests else None
 
 
 def _targets(values: Any) -> Iterator[str]:

@@ -11,8 +11,8 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from ..command.command import dataset_name
 from .conf import config_folder
+from .names import dataset_name
 from .settings import Settings
 
 # Settings by which the methods of the paper's tables have several forms, and the stopping criterion

@@ -10,7 +10,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..tasks.metrics import ALIASES, METRICS, TASKS
-from .hashing import config_hash, data_settings, flattened, hashed, source_hash
+from .hashing import config_hash, content_of_run, data_settings, flattened, hashed, source_hash
 from .rules import (
     FINITE,
     POSITIVE,
@@ -428,11 +427,7 @@ class Settings:
 
     def start_now(self) -> str | None:
         """Return the hash of the content of `from` as it is now, or None without such a run."""
-        from ..trained.warm_start import content_of_run  # imports torch
-
-        with suppress(FileNotFoundError):  # raised again when the run is read
-            return None if self.from_ is None else content_of_run(self.from_)
-        return None
+        return None if self.from_ is None else content_of_run(self.from_)
 
     def content_now(self) -> str | None:
         """Return the hash of the content of the data files as it is now, or None without any."""

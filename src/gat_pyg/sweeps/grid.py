@@ -17,12 +17,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, open_dict
 
-from ..command.command import check_recipe, dataset_name, message, misused_group, names_of, translated
-from ..command.messages import summary_of_splits
 from ..data.arrays.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from ..runs.build import build_task
+from ..runs.defaults_by_data import suited
 from ..runs.folder import (
     AT_ONCE,
     LOCK,
@@ -38,9 +37,12 @@ from ..runs.process import check_gpus
 from ..runs.result import CONFIG, ERRICA, Result
 from ..runs.stacked import grouped, stack_key
 from ..settings.conf import VERSION_BASE, config_folder
-from ..settings.defaults_by_data import suited
+from ..settings.errors import message
 from ..settings.hashing import flattened
+from ..settings.names import dataset_name
+from ..settings.overrides import check_recipe, misused_group, names_of, translated
 from ..settings.settings import ModelFactory, Settings, differences
+from .messages import summary_of_splits
 
 Train = Callable[[Sequence[Job]], list[float | Exception]]
 PAUSE = 5.0  # seconds before the next search for a free cell

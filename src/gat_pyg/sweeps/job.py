@@ -16,11 +16,10 @@ from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from omegaconf import DictConfig
 
-from ..command.command import check_recipe, message, names_of
-from ..command.messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
 from ..runs.build import data_key, initial_model, read_task, with_loss
+from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
     AT_ONCE,
     Invocation,
@@ -37,18 +36,20 @@ from ..runs.pruning import PrunedError, Pruner
 from ..runs.reference_scores import baselines_of
 from ..runs.sequential import one_run
 from ..runs.stacked import all_at_once, grouped, stack_key
+from ..runs.unused import check_effects
+from ..runs.warm_start import warn_of_overlap, with_earlier_model
 from ..runs.workers import seed_processes
-from ..settings.defaults_by_data import LARGE, suited
+from ..settings.errors import message
+from ..settings.overrides import check_recipe, names_of
 from ..settings.published import as_published
 from ..settings.settings import INTERNAL, Settings
-from ..settings.unused import check_effects
 from ..tasks.task import Task
-from ..trained.model_file import load
+from ..trained.load import load
 from ..trained.uncertainty import Calibration, averaged, can_calibrate, of_task
-from ..trained.warm_start import warn_of_overlap, with_earlier_model
 from ..training.progress import quiet
 from ..training.signals import handled
 from .grid import on_all_splits, table
+from .messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any, NamedTuple, cast
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
-from ..command.command import ADDED, names_of, without_recipes
+from ..runs.defaults_by_data import suited
 from ..runs.result import Result, read
-from ..settings.defaults_by_data import suited
+from ..runs.warm_start import with_earlier_model
+from ..settings.overrides import ADDED, names_of, quoted, without_recipes
 from ..settings.settings import Settings
 from ..tasks.metrics import metric_named
-from ..trained.warm_start import with_earlier_model
 
 SHOWN = 5  # settings in the message
 COMPARED = 3  # at least, by the command with other seeds
@@ -160,10 +159,3 @@ def _comparison(candidates: Sequence[Candidate], changes: Callable[[Candidate], 
     seed = 1 + max(result.seed for candidate in candidates for result in candidate.results)
     overrides = [*table, *(text for text in common if text not in different), f"seed={seed}", f"runs={SEEDS}"]
     return " ".join(["gat-pyg", *map(quoted, overrides)])
-
-
-def quoted(argument: str) -> str:
-    """Return an argument for the shell, in double quotes if they suffice."""
-    if shlex.quote(argument) == argument:
-        return argument
-    return shlex.quote(argument) if set(argument) & {*'"$`\\!'} else f'"{argument}"'

@@ -24,12 +24,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ..command.command import message, names_of, translated
 from ..files import try_lock, unlock
+from ..runs.defaults_by_data import suited
 from ..runs.folder import LOCK, SWEEP
 from ..runs.pruning import PrunedError, pruned_by
-from ..settings.defaults_by_data import suited
+from ..settings.errors import message
 from ..settings.hashing import config_hash
+from ..settings.overrides import names_of, translated
 from ..settings.settings import Factory, Settings
 from .job import DivergedError
 from .ranking import BestSettings, Setting

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from ..data.links import with_other_pairs
 from ..data.rows import read_rows
 from ..runs.build import build_data, build_module, build_trainer, settings_of
+from ..runs.model_file import seeds_of
 from ..runs.process import deterministic, elements, suited_threads
 from ..runs.result import CHECKPOINT, RESULT, Result
 from ..settings.settings import Factory, Settings
@@ -25,7 +26,7 @@ from ..tasks.objective import Objective, any_known
 from ..tasks.preparation import Preparation, attach
 from ..tasks.task import Task
 from ..training.progress import quiet
-from .model_file import Predictor, seeds_of
+from .load import Predictor
 from .predict import Seed, labels_of, outputs, predictor_of, run_task
 from .top_links import check_top_k, recall
 from .uncertainty import Rows, of_run

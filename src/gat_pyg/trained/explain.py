@@ -40,7 +40,7 @@ from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, check_now
 from ..tasks.task import Task
-from .model_file import Predictor, encoders_of
+from .load import Predictor, encoders_of
 from .predict import Seed, _columns, _graphs_of, _target, _without_labels, predictor_of, prepared, run_task, writer
 
 MOST = 200  # rows of features; of more, those with the largest gradients

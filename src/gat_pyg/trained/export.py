@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 from ..files import needs, write_whole
 from ..tasks.model import Inputs, members
 from ..tasks.preparation import NORMALIZE, UNDIRECTED, Preparation, Standardize, attach, build_transform
-from .model_file import Predictor, encoders_of
+from .load import Predictor, encoders_of
 from .predict import predictor_of
 
 TOLERANCE = 1e-4  # the largest allowed difference from the run's predictions, relative to the largest of them or 1

@@ -22,6 +22,7 @@ from ..data.rows import column_name, read_rows
 from ..data.tables.programs import is_graph
 from ..files import needs, write_whole
 from ..models.encoders import num_unknown
+from ..runs.model_file import seeds_of
 from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
 from ..tasks.model import Inputs, graph_of_nodes
@@ -29,7 +30,7 @@ from ..tasks.node_ids import num_nodes
 from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.preparation import Preparation
 from ..tasks.task import Task
-from .model_file import Predictor, encoders_of, load, seeds_of
+from .load import Predictor, encoders_of, load
 
 if TYPE_CHECKING:
     from .uncertainty import Calibration

@@ -19,7 +19,7 @@ from ..tasks.model import Inputs
 from ..tasks.negatives import two_sides
 from ..tasks.preparation import Preparation
 from ..tasks.task import Task
-from .model_file import Predictor
+from .load import Predictor
 from .predict import prepared
 
 NUMBERS = 2**24  # that a decoder computes at once

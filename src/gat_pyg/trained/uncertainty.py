@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..files import write_whole
 from ..runs.build import settings_of
+from ..runs.model_file import seeds_of
 from ..runs.result import CONFIG
 from ..settings.settings import Settings
 from ..tasks.labels import OneLabel
@@ -23,7 +24,7 @@ from ..tasks.objectives import OBJECTIVES, objective_from
 from ..tasks.targets import Targets
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
-from .model_file import Predictor, seeds_of
+from .load import Predictor
 from .predict import Seed, predictor_of, run_task
 
 CALIBRATION = "calibration.json"

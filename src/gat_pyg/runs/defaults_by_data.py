@@ -12,17 +12,17 @@ from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import is_undirected
 
-from ..command.command import names_of, value_text
 from ..models.encoders import num_categories
 from ..models.gat import GAT
-from ..runs.build import READ, SHARES, data_key, prepared, read_data
-from ..runs.reference_scores import OWN
+from ..settings.conf import config_folder
+from ..settings.hashing import defaults, flattened
+from ..settings.overrides import names_of, value_text
+from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from .conf import config_folder
-from .hashing import defaults, flattened
-from .settings import Settings
+from .build import READ, SHARES, data_key, prepared, read_data
+from .reference_scores import OWN
 
 SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "residual")}  # which fit each other
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import OmegaConf
 from torch import nn
 
-from ..runs.result import CONFIG, MODEL
+from ..settings.hashing import content_of_run
 from ..settings.settings import ModelFactory, Settings
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, attach
 from ..tasks.targets import Targets
 from ..tasks.task import Task
-from .model_file import arguments_of, described, load, model_file, seeds_of
+from .model_file import arguments_of, described, fill_with, model_file, read, seeds_of
+from .result import CONFIG
 
 # Arguments of a model that are computed from its training data
 FITTED = ("categories", "edge_categories", "edge_dim", "learn_edges", "deg")
@@ -43,12 +43,12 @@ class Earlier(NamedTuple):
         if settings.from_ is None:
             return None
         run = Path(settings.from_).expanduser()
+        file = _file_of(run, settings.seed)
         if (now := content_of_run(run)) != settings.start:
             raise ValueError(
                 f"The content of from={run} was {settings.start} when the run began, is {now}. Restore it, or train "
                 "anew."
             )
-        file = _file_of(run, settings.seed)
         preparation, objective = described(file)
         if preparation is None or objective is None:
             raise ValueError(f"from={run} was saved without its data preparation or objective. Choose another run.")
@@ -101,8 +101,9 @@ def fill(model: nn.Module, settings: Settings, seed: int) -> None:
         ValueError: if they do not fit.
     """
     run = Path(settings.from_ or "").expanduser()
+    path = _file_of(run, seed)
     try:
-        load(_file_of(run, seed), model)
+        fill_with(model, read(path)[1], path)
     except ValueError as error:
         reason = str(error).partition(". Give the model")[0]
         raise ValueError(
@@ -144,17 +145,6 @@ def warn_of_overlap(settings: Settings) -> None:
             f"from={settings.from_} was trained on the same files with another split, so rows of this test may have "
             "trained it, and the score would be too good. Choose its split, or other files."
         )
-
-
-def content_of_run(run: str | Path) -> str:
-    """Return the hash of the model of a run, or of those of all its seeds, as twelve hex digits.
-
-    Raises:
-        FileNotFoundError: if there is no run.
-    """
-    folder = Path(run).expanduser()
-    files = [folder / f"seed-{seed}" / MODEL for seed in seeds_of(folder)] or [model_file(folder)]
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:12]
 
 
 def _file_of(run: Path, seed: int) -> Path:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ..runs.build import with_output_layer
+from ..settings.hashing import DATA, flattened
+from ..settings.settings import Settings
 from ..tasks.task import Task
-from .hashing import DATA, flattened
-from .settings import Settings
+from .build import with_output_layer
 
 
 def check_effects(settings: Settings, task: Task) -> None:

@@ -12,12 +12,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..runs.result import CONFIG
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.hashing import flattened
+from ..settings.overrides import quoted, translated, value_text
 from ..settings.settings import INTERNAL, Settings
-from ..sweeps.ranking import quoted
-from .command import translated, value_text
+from .result import CONFIG
 
 CHOICES = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # groups of which a file is chosen
 DEFAULT = ("loader=full", "encoding=none", "optimizer=adam", "scheduler=none")  # unless a recipe has others
