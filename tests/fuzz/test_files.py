@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import scipy.sparse
 import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Batch, Data, InMemoryDataset
@@ -36,17 +35,16 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.nn import GCN
 
-pass
-from gat_pyg.data import Task, from_dataset, from_file, ogbn, planetoid, ppi  # noqa: E402
-from gat_pyg.data.arrays.keys import READ  # noqa: E402
-from gat_pyg.data.splits import check_classes  # noqa: E402
-from gat_pyg.runs.folder import settings_in  # noqa: E402
-from gat_pyg.runs.model_file import save_model  # noqa: E402
-from gat_pyg.runs.result import Result, read  # noqa: E402
-from gat_pyg.tasks.checks import KEYS  # noqa: E402
-from gat_pyg.tasks.objective import SPLITS  # noqa: E402
-from gat_pyg.trained.load import load  # noqa: E402
-from gat_pyg.training import SafeCheckpoints  # noqa: E402
+from gat_pyg.data import Task, from_dataset, from_file, ogbn, ppi
+from gat_pyg.data.arrays.keys import READ
+from gat_pyg.data.splits import check_classes
+from gat_pyg.runs.folder import settings_in
+from gat_pyg.runs.model_file import save_model
+from gat_pyg.runs.result import Result, read
+from gat_pyg.tasks.checks import KEYS
+from gat_pyg.tasks.objective import SPLITS
+from gat_pyg.trained.load import load
+from gat_pyg.training import SafeCheckpoints
 
 resource = pytest.importorskip("resource", reason="no such limits here")
 
@@ -105,19 +103,6 @@ def folder_files(prefix: str = "mine") -> Files:
 
 def npy(array: Any) -> bytes:
     return dumped(lambda file: np.save(file, array, allow_pickle=True))
-
-
-def planetoid_files() -> Files:
-    rng = np.random.default_rng(0)
-    allx = scipy.sparse.random(540, 7, 0.4, "csr", np.float32, rng)
-    ally = np.eye(3, dtype=np.int32)[rng.integers(3, size=540)]
-    links: defaultdict[int, list[int]] = defaultdict(list)
-    for src, dst in rng.integers(560, size=(900, 2)).tolist():
-        links[src].append(dst)
-    parts = {"x": allx[:9], "y": ally[:9], "allx": allx, "ally": ally, "tx": allx[:20], "ty": ally[:20], "graph": links}
-    files = {f"ind.citeseer.{part}": pickle.dumps(content, protocol=3) for part, content in parts.items()}
-    files["ind.citeseer.test.index"] = "".join(f"{node}\n" for node in rng.permutation(20) + 540).encode()
-    return {f"Planetoid/CiteSeer/raw/{name}": content for name, content in files.items()}
 
 
 def ppi_files() -> Files:
@@ -252,7 +237,6 @@ READERS = {
         lambda folder: ogbn("ogbn-arxiv", folder),
         lambda task, folder: check_folder(task, folder, "ogbn_arxiv/npy"),
     ),
-    "planetoid": Reader(planetoid_files, lambda f: planetoid("citeseer", f), lambda task, _: check_task(task)),
     "ppi": Reader(ppi_files, ppi, lambda task, _: check_task(task)),
     "model": Reader(model_files, lambda folder: load(folder / "run"), check_model),
     "checkpoint": Reader(
@@ -480,7 +464,6 @@ FORMS: dict[str, Callable[[bytes, Rng, Path], bytes]] = {
     ".npy": on_npy,
     ".json": on_text,
     ".jsonl": on_text,
-    ".index": on_digits,
     ".safetensors": on_safetensors,
     ".yaml": on_yaml,
 }

@@ -23,10 +23,10 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import AttrType, GlobalStorage
 
 from ...tasks.objective import SPLITS
-from ..named.unpickle import NUMPY, Array, Scalar, Stub
 from ..tables.files import PARQUET, TEXT
 from ..tables.programs import SUFFIXES
 from .keys import READ
+from .stand_ins import NUMPY, Array, Scalar, Stub
 
 UNREAD = torch.empty(0)  # stands for an array that is not read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, download_url, extract_zip
 from torch_geometric.datasets import PPI
+from torch_geometric.io.planetoid import read_file
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from ...tasks.checks import check_edge_index
+from ...tasks.checks import check_edge_index, check_edge_index_shape
 from ...tasks.nodes import NodeMultiLabels
 from ...tasks.preparation import Standardize
 from ...tasks.task import Task
-from .citation import as_pairs, links_in, planetoid_folder
+from .citation import planetoid_folder
 from .raw import data_root, raw_folder, read_npy, reading
-from .unpickle import unpickle
 
 PPI_SPLITS = ("train", "valid", "test")  # names in its files
 
@@ -110,6 +110,19 @@ def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
     if name == "ppi":
         folder = _ppi_folder(root)
         return [_ppi_links(folder / f"{split}_graph.json") for split in PPI_SPLITS]
-    path = planetoid_folder(name, root) / f"ind.{name}.graph"
-    with reading(path):
-        return [links_in(cast(dict[int, list[int]], unpickle(path)))]
+    folder = planetoid_folder(name, root)
+    with reading(folder):
+        return [links_in(cast(dict[int, list[int]], read_file(str(folder), name, "graph")))]
+
+
+def links_in(graph: Mapping[int, Sequence[int]]) -> Tensor:
+    """Return the links [2, L] in a mapping of nodes to their neighbours."""
+    src = [node for node, neighbours in graph.items() for _ in neighbours]
+    return as_pairs(src, [node for neighbours in graph.values() for node in neighbours])
+
+
+def as_pairs(src: list[int], dst: list[int]) -> Tensor:
+    """Return links [2, L] int64, possibly none; raise ValueError if ids are not whole numbers."""
+    links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
+    check_edge_index_shape(links, "graph")
+    return links
