@@ -115,7 +115,7 @@ def steps(begin: float, *settings: str) -> None:
     import gat_pyg.runs.defaults_by_data as suited
     import gat_pyg.sweeps.job  # noqa: F401 (all imports)
 
-    reader: Any = sys.modules["gat_pyg.data.tables.graph"]
+    reader: Any = sys.modules["gat_pyg.data.tables.files"]
     seen: dict[str, Any] = {}
 
     def passed(name: str) -> None:

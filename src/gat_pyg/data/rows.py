@@ -34,8 +34,8 @@ class Rows(NamedTuple):
 
 
 def _of_tables(source: Mapping[str, Any], data: Any) -> Rows:
-    graph, ids = rows_of(source, data)
-    return Rows([graph], ids)
+    graph, *rest = rows_of(source, data)
+    return Rows([graph], *rest)
 
 
 def _of_molecules(source: Mapping[str, Any], data: Any) -> Rows:

@@ -34,6 +34,7 @@ UNHASHED = frozenset(  # settings in these groups that do not determine it
         "loader.num_workers",
     }
 )
+ADDED = {"dataset.missing": []}  # arguments that recorded runs did not have yet: hashed if they are not this
 # Settings of the groups `split` and `dataset` that determine the data of each split
 DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold", "file", "draws")
 
@@ -72,8 +73,8 @@ def learnt(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def defaults() -> dict[str, Any]:
-    """Return the settings in `conf/config.yaml`."""
-    return flattened(OmegaConf.to_container(OmegaConf.load(config_folder() / "config.yaml")))
+    """Return the settings in `conf/config.yaml`, and those in `ADDED`."""
+    return flattened(OmegaConf.to_container(OmegaConf.load(config_folder() / "config.yaml"))) | ADDED
 
 
 def hashed(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from ...tasks.objectives import objective_for
 from ...tasks.task import Task
 from ..arrays.from_pyg import from_dataset, name_of_file
 from ..splits import check_classes
-from ..tables.columns import Targets, missing_column
+from ..tables.columns import missing_column
 from ..tables.files import file_of, named, read_table, where
 from ..tables.split_columns import masks_by_column, masks_by_time
+from ..tables.targets import Targets
 
 NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi", "structure", "molecule", "mol")  # of the column
 LISTED = 3  # rows in a message
@@ -56,7 +57,7 @@ def smiles(
 
     Args:
         path: a CSV, TSV or Parquet file, several with the same columns, or a pandas frame.
-        target: the column to predict, or several, as in `gat_pyg.data.tables.columns.Targets`. An empty value is
+        target: the column to predict, or several, as in `gat_pyg.data.tables.targets.Targets`. An empty value is
             unknown; molecules without any known target are left out.
         smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
         invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.

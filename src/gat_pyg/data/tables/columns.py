@@ -1,7 +1,8 @@
-"""Columns of tables as features and labels, by encodings that are fitted on training rows and are plain data."""
+"""Columns of tables as features, by encodings that are fitted on training rows once and are plain data."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -12,32 +13,34 @@ import torch
 from torch import Tensor
 
 from ...files import needs
-from .files import file_of, refuse
+from .cells import FORMS, MISSING, Column, is_code, is_date_like, number, parsed
+from .files import file_of, refuse, shown
 
 MOST = 100  # categories of a column that get a feature each
 TAIL = 10  # standard deviations from the mean to a number above which the column's logarithms are standardised
-FORMS = (  # of dates, as pandas.to_datetime takes them
-    *("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
-    *(f"{day}/%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in ("%d/%m", "%m/%d")),
-)
+ALMOST = 0.9  # share of numbers or dates in a column, above which another text is an error
+_LARGEST = float(np.finfo(np.float32).max)
+_FORMULA = re.compile(r"=[^=]*[A-Za-z]+[$(0-9]|#(REF|DIV/0|VALUE|NAME|NUM|NULL)[!?]")
 
 
 class Features:
     """The features of a table's rows, in the form of `Preparation.source`.
 
-    A number is standardised by the mean and the standard deviation of the training rows; where it is missing, by the
-    median, and a further feature is 1 if training rows lack it too. A column with a training row that is more than 10
-    standard deviations from the mean, such as amounts of money, is replaced by its logarithm, log(1 + abs(v)) with the
-    sign of v. A date is the number of its days. A category is 1 in the feature of its own, and 0 in all if it is none
-    of training.
+    The training rows decide once if a column has numbers, dates or categories. A number is standardised by their mean
+    and standard deviation; where it is missing, by their median, and a further feature is 1 if training rows lack it
+    too. A column with a training row that is more than 10 standard deviations from the mean, such as amounts of money,
+    is replaced by its logarithm, log(1 + abs(v)) with the sign of v. A date is the number of its days. A category is 1
+    in the feature of its own, and 0 in all if it is none of training; numbers among categories are compared by value.
 
     Args:
         columns: the encoding of each column, as `fit` makes it.
         left_out: the columns that `fit` left out, with the reasons.
+        missing: further values that are missing.
+        spellings: how often `fit` has read a text as a missing number, by column and text.
 
     Example:
         >>> import pandas as pd
-        >>> frame = pd.DataFrame({"amount": [1.0, 3.0, None], "city": ["Oslo", "Rome", "Oslo"]})
+        >>> frame = pd.DataFrame({"amount": ["1.0", "3.0", "?"], "city": ["Oslo", "Rome", "Oslo"]})
         >>> features = Features.fit(frame, ["amount", "city"], np.array([True, True, False]))
         >>> features(frame)
         tensor([[-1.,  1.,  0.],
@@ -45,34 +48,58 @@ class Features:
                 [ 0.,  1.,  0.]])
     """
 
-    def __init__(self, columns: Mapping[str, Mapping[str, Any]], left_out: Sequence[str] = ()) -> None:
-        self.columns, self.left_out = columns, left_out
+    def __init__(
+        self,
+        columns: Mapping[str, dict[str, Any]],
+        left_out: dict[str, str] | None = None,
+        missing: Collection[Any] = (),
+        spellings: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        self.columns, self.left_out, self.missing, self.spellings = columns, left_out or {}, missing, spellings or {}
 
     @classmethod
-    def fit(cls, frame: Any, names: Sequence[str], rows: Any, categories: Collection[str] = ()) -> Features:
+    def fit(
+        cls,
+        frame: Any,
+        names: Sequence[str],
+        rows: Any,
+        categories: Collection[str] = (),
+        missing: Collection[Any] = (),
+    ) -> Features:
         """Return the features of some columns, fitted on the training `rows`, a mask over the table.
 
         Columns without values or with one value only are left out, and texts that are rarely the same, as names.
+
+        Raises:
+            ValueError: for a formula, the header again, an infinite number, few other texts among numbers or dates, or
+                dates that may begin with the day or the month.
         """
-        columns, left_out = {}, []
+        columns, left_out, spellings = {}, {}, {}
         for name in names:
-            encoding = _fitted(frame, name, rows, name in categories)
+            column = Column(frame, name, missing)
+            check_cells(column)
+            kind, form = kind_of(column, rows, name in categories)
+            encoding = _categories(column, rows) if kind == "category" else _scale(column, rows, kind, form)
             if isinstance(encoding, str):
-                left_out.append(f"{name} ({encoding})")
-            else:
-                columns[name] = encoding
-        return cls(columns, left_out)
+                left_out[name] = encoding
+                continue
+            gaps = column.codes < 0 if kind == "category" else ~column.known
+            columns[name] = encoding | {"missing": float(np.mean(gaps[rows]))}
+            if kind != "category":
+                every = column.counts(slice(None)) if not column.is_number | column.is_date else {}
+                spellings[name] = {text: count for text, count in every.items() if text.casefold() in MISSING}
+        return cls(columns, left_out, missing, {name: texts for name, texts in spellings.items() if texts})
 
     @property
     def size(self) -> int:
         """The number of features."""
         return sum(map(width, self.columns.values()))
 
-    def __call__(self, frame: Any) -> Tensor:
+    def __call__(self, frame: Any, is_later: bool = True) -> Tensor:
         """Return the features of the rows of a table `[n, F]`, in torch's default dtype.
 
-        Warns of categories that training did not have, with their number, and if most dates are before or after those
-        of the training rows.
+        Warns of categories that training did not have, with their number. In a later table, also of a column that is
+        mostly missing, unlike in the table of the training, or mostly outside of the range of the training rows.
 
         Raises:
             ValueError: if a column is missing, or a value is not a number or date as in the training data.
@@ -82,7 +109,11 @@ class Features:
         for name, encoding in self.columns.items():
             if name not in frame.columns:
                 raise missing_column([frame], name)
-            _encode(x.numpy()[:, begin : begin + width(encoding)], frame, name, encoding)
+            column, block = Column(frame, name, self.missing), x.numpy()[:, begin : begin + width(encoding)]
+            encode = _encode_category if encoding["kind"] == "category" else _encode_number
+            is_missing = encode(block, column, encoding)
+            if is_later:
+                _compare(column, encoding, is_missing)
             begin += width(encoding)
         return x
 
@@ -123,24 +154,115 @@ def text_of(encoding: Mapping[str, Any], features: Any) -> str:
     return str(pd.Timestamp(0) + pd.Timedelta(days=round(number, 3))).removesuffix(" 00:00:00")
 
 
-def _fitted(frame: Any, name: str, rows: Any, is_category: bool) -> dict[str, Any] | str:
-    """Return the encoding of a column, or the reason why it has none."""
-    values, form = (None, "") if is_category else quantities(frame, name)
-    if values is None:
-        return _categories(texts(frame[name][rows]))
-    known = values[rows]
-    known = known[~np.isnan(known)]
+# The type of a column -------------------------------------------------------------------------------------------------
+
+
+def check_cells(column: Column) -> None:
+    """Raise a ValueError if a cell is a formula or belongs to a second header."""
+    if column.is_number or column.is_date:
+        return
+    frame, name = column.frame, column.name
+    if name in column.texts:
+        again = column.of_rows([text == name for text in column.texts], False)
+        same = frame[again].astype("str") == [*map(str, frame.columns)]
+        again[again] = same.sum(axis=1) >= min(2, len(frame.columns))
+        refuse(
+            frame, again, f"{name} is {{{name}}}, as in the header. Delete this row: the file seems to be two in one."
+        )
+    formulas = [text[:1] in ("=", "#") and bool(_FORMULA.match(text)) for text in column.texts]
+    refuse(frame, column.of_rows(formulas, False), f"{name} is {{{name}}}, a formula. Save the table with its values.")
+
+
+def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, str]:
+    """Return number, date or category, as the cells of some rows show, and the form of dates, "" if it is unknown.
+
+    A column has numbers or dates if all cells are, except for spellings of missing ones such as `?` and `NA`.
+
+    Raises:
+        ValueError: if a few cells are other texts, or dates may begin with the day or the month.
+    """
+    if is_category or column.is_category or column.is_number or column.is_date:
+        are_dates = column.is_date and not is_category
+        is_category = is_category or column.is_category
+        return "category" if is_category else "date" if are_dates else "number", FORMS[0] if are_dates else ""
+    counts = {text: count for text, count in column.counts(rows).items() if text.casefold() not in MISSING}
+    if not counts or any(map(is_code, counts)):
+        return "category", ""
+    total, texts = sum(counts.values()), [*counts]
+    wrong = {text for text in texts if np.isnan(number(text))}
+    if len(wrong) < len(texts) and sum(map(counts.__getitem__, wrong)) < (1 - ALMOST) * total:
+        _refuse_few(column, wrong, "number")
+        return "number", ""
+    sample = texts[:: max(1, len(texts) // 100)]
+
+    def are(like: Sequence[bool]) -> bool:
+        return bool(np.average(like, weights=[counts[text] for text in sample]) > ALMOST)
+
+    have_digits = are([text[0].isdigit() for text in sample])
+    likely = [form for form in FORMS if have_digits and are(parsed(sample, form).notna())]
+    dates = {form: parsed(texts, form).isna() for form in likely}
+    forms = [form for form in likely if not dates[form].any()] or likely
+    if len(forms) > 1:
+        raise ValueError(
+            f"{file_of(column.frame)}: {column.name} has dates such as {texts[0]}, which may begin with the day or the "
+            f"month. Write the year first, as in 2025-12-31, or leave the column out: ignore=[{column.name}]."
+        )
+    if not forms:
+        return "date" if are([is_date_like(text) for text in sample]) else "category", ""
+    _refuse_few(column, {text for text, is_wrong in zip(texts, dates[forms[0]], strict=True) if is_wrong}, "date")
+    return "date", forms[0]
+
+
+def _refuse_few(column: Column, wrong: Collection[str], kind: str) -> None:
+    name = column.name
+    refuse(
+        column.frame,
+        column.of_rows([text in wrong for text in column.texts], False),
+        f"{name} is {{{name}}}, expected a {kind}. Leave the field empty if it is unknown (or list it, as in "
+        f"dataset.missing=[?]), or name the column in categories.",
+    )
+
+
+def quantities(column: Column, kind: str, form: str, expected: str) -> Any:
+    """Return the numbers of a column, or its dates as days since 1970, NaN where missing, float64 `[n]`.
+
+    Raises:
+        ValueError: if a value is another text or infinite.
+    """
+    values = column.dates(form) if kind == "date" else column.numbers
+    are_other = column.is_date != (kind == "date") if column.is_number or column.is_date else False
+    wrong = np.isnan(values) & column.known if not are_other else np.ones(len(values), bool)
+    name = column.name
+    refuse(column.frame, wrong, f"{name} is {{{name}}}, expected a {kind}{expected}, or nothing.")
+    is_infinite = np.isinf(values)
+    refuse(
+        column.frame,
+        is_infinite,
+        f"{name} is {{{name}}}, expected a finite number. Leave the field empty if it is unknown.",
+    )
+    return values
+
+
+# Encodings ------------------------------------------------------------------------------------------------------------
+
+
+def _scale(column: Column, rows: Any, kind: str, form: str) -> dict[str, Any] | str:
+    """Return the encoding of numbers or dates, or the reason why there is none."""
+    if kind == "date" and not form:
+        return f"dates of an unknown form, such as {column.texts[0]}: write them as 2021-12-31"
+    values = quantities(column, kind, form, "")[rows]
+    known = values[~np.isnan(values)]
     if not len(known):
         return "empty in the training rows"
-    has_gaps, has_tail = len(known) < int(rows.sum()), np.abs(known - known.mean()).max() > TAIL * known.std()
+    limits = [float(known.min()), float(known.max())]
+    has_gaps, has_tail = len(known) < len(values), np.abs(known - known.mean()).max() > TAIL * known.std()
     if is_log := bool(has_tail) and not form:
         known = _logarithm(known)
     mean, std, fill = float(known.mean()), float(known.std()), float(np.median(known))
     if std <= 1e-12 * abs(mean) and not has_gaps:
         return "the same in all training rows"
-    encoding = {"kind": "number", "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
-    dates = {"kind": "date", "form": form, "range": [float(known.min()), float(known.max())]}
-    return encoding | (dates if form else {})
+    encoding = {"kind": kind, "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
+    return encoding | {"range": limits} | ({"form": form} if form else {})
 
 
 def _logarithm(values: Any) -> Any:
@@ -148,222 +270,78 @@ def _logarithm(values: Any) -> Any:
     return np.sign(values) * np.log1p(np.abs(values))
 
 
-def _categories(values: Any) -> dict[str, Any] | str:
-    """Return the encoding of texts, the most frequent ones first; a missing one is the category ""."""
-    counts = values.fillna("").value_counts()
+def _categories(column: Column, rows: Any) -> dict[str, Any] | str:
+    """Return the encoding of categories, the most frequent ones first; a missing one is the category ""."""
+    texts = column.counts(rows)
+    counts: dict[str, int] = {}
+    for text, value in zip(column.texts, column.keys, strict=True):
+        if text in texts:
+            counts[value] = counts.get(value, 0) + texts[text]
+    total = len(column.codes[rows])
+    if gaps := total - sum(counts.values()):
+        counts[""] = gaps
     if len(counts) == 1:
-        return "the same in all training rows" if counts.index[0] else "empty in the training rows"
-    if len(counts) > max(20, len(values) / 2):
+        return "empty in the training rows" if gaps else "the same in all training rows"
+    if len(counts) > max(total / 2, min(20, max(5, 0.9 * total))):
         return f"{len(counts):,} different texts"
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST]  # by name where equal
     return {"kind": "category", "values": [value for value, _ in order], "is_cut": len(counts) > MOST}
 
 
-def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
-    """Write the features of a column into x."""
-    if encoding["kind"] != "category":
-        values, _ = quantities(frame, name, encoding.get("form", ""))
-        values, missing = _logarithm(values) if encoding["log"] else values, np.isnan(values)
-        x[:, 0] = (np.where(missing, encoding["fill"], values) - encoding["mean"]) / encoding["std"]
-        low, high = encoding.get("range", (-np.inf, np.inf))
-        if 2 * (outside := int(((values < low) | (values > high)).sum())) > len(values):
-            warnings.warn(
-                f"{file_of(frame)}: {outside:,} of {len(values):,} dates of {name} are before or after those of the "
-                f"training rows, so its feature is a guess. A training with dataset.ignore=[{name}] does without it.",
-                stacklevel=5,
-            )
-        if encoding["flag"]:
-            x[:, 1] = missing
-        return
-    pd = needs("pandas", "tables")
-    column = texts(frame[name]).fillna("")
-    codes = pd.Index(encoding["values"]).get_indexer(column)
-    known = codes >= 0
+def _encode_number(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
+    """Write the features of numbers or dates into x, and return the mask of the missing ones."""
+    name, kind = column.name, encoding["kind"]
+    values = quantities(column, kind, encoding.get("form", ""), " as in the training data")
+    missing = np.isnan(values)
+    scaled = _logarithm(values) if encoding["log"] else values
+    scaled = (np.where(missing, encoding["fill"], scaled) - encoding["mean"]) / encoding["std"]
+    refuse(
+        column.frame,
+        np.abs(scaled) > _LARGEST,
+        f"{name} is {{{name}}}, expected a number of the size of those in training.",
+    )
+    x[:, 0] = scaled
+    if encoding["flag"]:
+        x[:, 1] = missing
+    return missing
+
+
+def _encode_category(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
+    """Write the features of categories into x, and return the mask of the missing ones."""
+    place = {value: number for number, value in enumerate(encoding["values"])}
+    codes = column.of_rows([place.get(value, -2) for value in column.keys], place.get("", -1))
+    (known,) = (codes >= 0).nonzero()
     x[known, codes[known]] = 1
-    unknown = column[~known & (column != "").to_numpy()]
-    if len(unknown) and not encoding["is_cut"]:
-        warnings.warn(
-            f"{file_of(frame)}: {name} has {len(unknown):,} values that are not a category of the training rows, such "
-            f"as {unknown.iloc[0]!r}. Their features are 0.",
-            stacklevel=5,
+    if unknown := int((codes == -2).sum()) * (not encoding["is_cut"]):
+        text = next(text for text, value in zip(column.texts, column.keys, strict=True) if value not in place)
+        _warn(
+            column,
+            f"has {unknown:,} values that are not a category of the training rows, such as {shown(text)}. Their "
+            "features are 0",
         )
+    return column.codes < 0
 
 
-# Values ---------------------------------------------------------------------------------------------------------------
-
-
-def texts(column: Any) -> Any:
-    """Return the values of a column as text, whole numbers without a fraction; missing and empty ones are missing."""
-    if getattr(column.dtype, "categories", None) is not None:
-        column = column.astype(column.dtype.categories.dtype)
-    if column.dtype.kind == "f":
-        known = column.dropna()
-        if (known == known.round()).all() and (known.abs() < 2**53).all():
-            column = column.astype("Int64")
-    return column.astype("str").where(column.notna() & (column != ""))
-
-
-def quantities(frame: Any, name: str, form: str | None = None) -> tuple[Any, str]:
-    """Return the numbers of a column, or its dates as days since 1970, as float64 `[n]`, and the form of the dates.
-
-    NaN is a missing value, and the form "" that of numbers. The values are None if they are texts or categories; with a
-    `form`, those that do not have it are an error.
-
-    Raises:
-        ValueError: if dates may begin with the day or the month, or a value is not of this `form`.
-    """
-    pd = needs("pandas", "tables")
-    column = frame[name]
-    kind = "text" if hasattr(column.dtype, "categories") else pd.api.types.infer_dtype(column, skipna=True)
-    if kind in ("datetime64", "datetime", "date") and form != "":
-        return _days(pd.to_datetime(column, utc=True)), form or FORMS[0]
-    if kind in ("integer", "floating", "mixed-integer-float", "boolean", "decimal", "empty") and not form:
-        return pd.to_numeric(column).to_numpy(float, na_value=np.nan), ""
-    column = texts(column)
-    forms = [form] if form is not None else _forms(column.dropna())
-    if len(forms) > 1:
-        example = column.dropna().iloc[0]
-        raise ValueError(
-            f"{file_of(frame)}: {name} has dates such as {example}, which may begin with the day or the month. Write "
-            f"the year first, as in 2025-12-31, or leave the column out: ignore=[{name}]."
-        )
-    if not forms:
-        return None, ""
-    values = _parsed(column, forms[0]) if forms[0] else pd.to_numeric(column, errors="coerce")
-    expected = f"a {'date' if forms[0] else 'number'} as in the training data"
-    refuse(frame, values.isna() & column.notna(), f"{name} is {{{name}}}, expected {expected}, or nothing.")
-    return _days(values) if forms[0] else values.to_numpy(float, na_value=np.nan), forms[0]
-
-
-def _forms(known: Any) -> list[str]:
-    """Return the forms in which all of some texts are dates; two if these may begin with the day or the month."""
-    if not len(known) or not known.iloc[0][:1].isdigit() or known.iloc[0].isdigit():  # 0111 is a code, not a year
-        return []
-    distinct = known.drop_duplicates()
-    possible = [form for form in FORMS if _parsed(distinct.iloc[:1], form).notna().all()]
-    return [form for form in possible if _parsed(distinct, form).notna().all()]
-
-
-def _parsed(column: Any, form: str) -> Any:
-    pd = needs("pandas", "tables")
-    return pd.to_datetime(column, format=form, errors="coerce", utc=True)
-
-
-def _days(dates: Any) -> Any:
-    pd = needs("pandas", "tables")
-    since = dates.dt.as_unit("us") - pd.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds end in 2262
-    return (since / pd.Timedelta(days=1)).to_numpy(float, na_value=np.nan)
-
-
-# Labels ---------------------------------------------------------------------------------------------------------------
-
-
-def _check_numbers(frame: Any, name: str) -> None:
-    """Raise ValueError if a column has texts among fractions, such as >20: they would make all values classes."""
-    column = texts(frame[name])
-    numbers = needs("pandas", "tables").to_numeric(column, errors="coerce")
-    wrong = column.notna() & numbers.isna()
-    if (numbers % 1 > 0).any() and wrong.sum() <= numbers.notna().sum():
-        refuse(frame, wrong, f"{name} is {{{name}}}, expected a number. Leave the field empty if it is unknown.")
-
-
-class Targets:
-    """The labels of a table's rows, in the form of `Preparation.source`.
-
-    One column of texts or whole numbers has classes, in their order; other numbers are regression targets. Several
-    columns have a target each, or a label each if all values are 0 and 1. A missing value is unknown.
-
-    Args:
-        names: the columns.
-        classes: the classes as text, or None.
-
-    Example:
-        >>> import pandas as pd
-        >>> frame = pd.DataFrame({"fraud": ["yes", None, "no"]})
-        >>> targets = Targets.fit(frame, ["fraud"])
-        >>> targets.classes, targets(frame)
-        (['no', 'yes'], tensor([ 1, -1,  0]))
-    """
-
-    def __init__(self, names: Sequence[str], classes: Sequence[str] | None = None) -> None:
-        self.names, self.classes = list(names), None if classes is None else list(classes)
-
-    @classmethod
-    def fit(cls, frame: Any, names: Sequence[str], goal: str | None = None) -> Targets:
-        """Return the labels of some columns; `goal` is classification, regression or None.
-
-        Raises:
-            ValueError: if several columns are not numbers, or targets are texts, some or all.
-        """
-        columns = [quantities(frame, name) for name in names]
-        for name, (values, _) in zip(names, columns, strict=True):
-            if values is None and goal != "classification":
-                _check_numbers(frame, name)
-        if len(names) > 1 or goal == "regression":
-            for name, (values, form) in zip(names, columns, strict=True):
-                if values is None or form:
-                    raise ValueError(
-                        f"{file_of(frame)}: {name} has values such as {frame[name].dropna().iloc[0]!r}, expected "
-                        f"numbers{'' if len(names) == 1 else ' in each of several targets'}."
-                    )
-            return cls(names)
-        ((values, form),) = columns
-        if values is not None and form:
-            raise ValueError(f"{file_of(frame)}: {names[0]} has dates, expected classes or numbers.")
-        if values is not None and goal != "classification":
-            known = values[~np.isnan(values)]
-            if (known != known.round()).any():
-                return cls(names)
-        found = texts(frame[names[0]]).dropna().unique().tolist()
-        try:
-            found.sort(key=float)
-        except ValueError:
-            found.sort()
-        return cls(names, found)
-
-    def note(self, y: Tensor, item: str) -> str:
-        """Return a clause on the classes in y; "" without classes."""
-        if self.classes is None:
-            return ""
-        counts = y[y >= 0].bincount(minlength=len(self.classes)).tolist()
-        shown = [f"{name} ({count:,})" for name, count in zip(self.classes[:8], counts, strict=False)]
-        shown += [f"{len(self.classes) - 8} others"] if len(self.classes) > 8 else []
-        shown += [f"unknown ({unknown:,})"] if (unknown := int((y < 0).sum())) else []
-        are_many = len(self.classes) > 20 and all(name.removeprefix("-").isdecimal() for name in self.classes)
-        hint = f". If they are numbers to predict, choose task={item}_regression" if are_many else ""
-        return f"{self.names[0]} has the classes {', '.join(shown)}{hint}"
-
-    @classmethod
-    def like(cls, source: Mapping[str, Any], names: Sequence[str]) -> Targets:
-        """Return the labels with the classes of an earlier task, from its `source`.
-
-        Raises:
-            ValueError: if it has other columns.
-        """
-        target = source.get("target") or {"names": ["links"]}
-        if [*names] != [*target["names"]]:
-            raise ValueError(
-                f"The target is {' and '.join(names)}, but the earlier run predicts {' and '.join(target['names'])}. "
-                "Choose the same."
+def _compare(column: Column, encoding: Mapping[str, Any], is_missing: Any) -> None:
+    """Warn if a column of a later table is mostly missing, unlike in training, or mostly outside of the range there."""
+    part = column.frame.attrs.get("parts", {}).get(column.name.partition(".")[0], (0, None))  # of two tables
+    is_missing, share = is_missing[slice(*part)], encoding["missing"]
+    n, gaps = len(is_missing), int(is_missing.sum())
+    if gaps > n * (1 + share) / 2:
+        before = f"{share:.0%}" if share else "none"
+        value = "no category" if encoding["kind"] == "category" else "the median"
+        _warn(column, f"is missing in {gaps:,} of {n:,} rows, but in {before} of those of training; {value} stands in")
+    if "range" in encoding:
+        is_date, (low, high) = "form" in encoding, encoding["range"]
+        values = column.dates(encoding["form"]) if is_date else column.numbers
+        if 2 * (outside := int(((values < low) | (values > high)).sum())) > n:
+            limits = "before or after those" if is_date else f"outside of {low:.4g} to {high:.4g}, the range"
+            _warn(
+                column,
+                f"has {outside:,} of {n:,} {encoding['kind']}s {limits} of the training rows, so its feature is a "
+                f"guess. A training with dataset.ignore=[{column.name}] does without it",
             )
-        return cls(target["names"], target["classes"])
 
-    def __call__(self, frame: Any) -> Tensor:
-        """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
 
-        Warns of classes that training did not have, which are unknown.
-        """
-        if self.classes is None:
-            columns = [quantities(frame, name, "")[0] for name in self.names]
-            return torch.from_numpy(np.stack(columns, 1))
-        pd = needs("pandas", "tables")
-        column = texts(frame[self.names[0]])
-        codes = pd.Index(self.classes).get_indexer(column)
-        other = column[(codes < 0) & column.notna().to_numpy()]
-        if len(other):
-            warnings.warn(
-                f"{file_of(frame)}: {self.names[0]} has {len(other):,} values that are not a class of the training, "
-                f"such as {other.iloc[0]!r}. They count as unknown.",
-                stacklevel=4,
-            )
-        return torch.from_numpy(codes.astype(np.int64))
+def _warn(column: Column, text: str) -> None:
+    warnings.warn(f"{file_of(column.frame)}: {column.name} {text}.", stacklevel=6)

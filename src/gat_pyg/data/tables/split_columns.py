@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,12 @@ import torch
 from torch import Tensor
 
 from ...tasks.objective import MASKS
-from .columns import missing_column, quantities, texts
-from .files import file_of, refuse
+from .cells import Column
+from .choice import words_of
+from .columns import kind_of, missing_column, quantities
+from .files import file_of, refuse, shown
 
+MOST_FOLDS = 20  # values of a column of splits
 NAMES = {  # of splits
     **dict.fromkeys(("train", "training"), 0),
     **dict.fromkeys(("val", "valid", "validation", "dev"), 1),
@@ -36,10 +41,10 @@ def masks_by_column(
         >>> masks_by_column(frame, "part", torch.tensor([True, True, True, True]))[0]["val_mask"]
         tensor([False,  True, False, False])
     """
-    values = _column(frame, name)
-    part = texts(values).str.strip().str.lower().map(NAMES)
-    refuse(frame, part.isna() & values.notna(), f"{name} is {{{name}}}, expected train, val, test or nothing.")
-    number = torch.tensor(part.fillna(-1).to_numpy(np.int64))
+    column = _column(frame, name)
+    part = column.of_rows([NAMES.get(text.lower(), -2) for text in column.texts], -1)
+    refuse(frame, part == -2, f"{name} is {{{name}}}, expected train, val, test or nothing.")
+    number = torch.from_numpy(part)
     masks = {key: (number == split) & known for split, key in enumerate(MASKS)}
     drawn: tuple[str, ...] = ("column",)
     if not (number == 1).any():
@@ -69,12 +74,12 @@ def masks_by_time(
         >>> masks_by_time(frame, "year", torch.tensor([True, True, True, True]))[0]["test_mask"]
         tensor([False, False, False,  True])
     """
-    values = _column(frame, name)
-    times, _ = quantities(frame, name)
-    if times is None:
-        raise ValueError(
-            f"{file_of(frame)}: {name} has values such as {values.dropna().iloc[0]!r}, expected dates or numbers."
-        )
+    column = _column(frame, name)
+    kind, form = kind_of(column, slice(None))
+    if kind == "category" or (kind == "date" and not form):
+        place = f"{file_of(frame)}: {name} has values such as {shown([*column.texts, 'nothing'][0])}"
+        raise ValueError(f"{place}, expected dates or numbers. Write dates as 2021-12-31.")
+    times = quantities(column, kind, form, "")
     known = known & torch.from_numpy(~np.isnan(times))
     order = np.sort(times[known.numpy()])
     val, test = (max(len(order) // 5, 1) if size is None else size for size in (val, test))
@@ -93,10 +98,53 @@ def masks_by_time(
     return _checked(masks, place, "have more different times, or val and test other sizes"), ("time", "val", "test")
 
 
-def _column(frame: Any, name: str) -> Any:
+def warn_of_splits(frame: Any, names: Collection[str]) -> list[str]:
+    """Return those of some columns that look like a split of the rows, after a warning: they are no features.
+
+    These are columns of train, val and test, whatever their names, masks such as `train_mask` with two values, and
+    small numbers in a column called split or fold.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"part": ["train", "test"], "Val mask": [0, 1], "fold": [0, 4], "age": [1, 0]})
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     warn_of_splits(frame, frame.columns)
+        ['part', 'Val mask', 'fold']
+    """
+    splits, masks, folds = [], [], []
+    for name in names:
+        words = {*words_of(name)}
+        if any(len((column := Column(rows, name)).texts) > MOST_FOLDS for rows in (frame.head(1000), frame)):
+            continue
+        values = {text.lower() for text in column.texts}
+        if {0, 2} & (parts := {NAMES.get(value, -1) for value in values}) and len(parts) > 1 and -1 not in parts:
+            splits.append(name)
+        elif words & NAMES.keys() and words & {"mask", "is", "in", "idx"} and len(values) <= 2:
+            masks.append(name)
+        elif words & {"split", "fold", "folds", "kfold"} and all(map(str.isdecimal, column.keys)):
+            folds.append(name)
+    for name in splits:
+        _warn(frame, f"{name} looks like a split: split.column={name}")
+    if masks:
+        names = f"{', '.join(masks)} look{'s' * (len(masks) == 1)} like a split"
+        _warn(frame, f"{names}: write a column with train, val or test, and choose it by split.column")
+    for name in folds:
+        _warn(frame, f"{name} looks like the folds of a split: write a column with train, val or test for one of them")
+    return [*splits, *masks, *folds]
+
+
+def _warn(frame: Any, text: str) -> None:
+    warnings.warn(
+        f"{file_of(frame)}: {text}. It is no feature, unless dataset.categories has it; dataset.ignore drops it.",
+        stacklevel=4,
+    )
+
+
+def _column(frame: Any, name: str) -> Column:
     if name not in frame.columns:
         raise missing_column([frame], name)
-    return frame[name]
+    return Column(frame, name)
 
 
 def _checked(masks: dict[str, Tensor], place: str, expected: str) -> dict[str, Tensor]:

@@ -20,21 +20,14 @@ from ...tasks.task import Task
 from ..arrays.from_pyg import name_of_file
 from ..links import divided_links, link_task
 from ..splits import check_classes, draw_masks
-from .columns import Features, Targets, missing_column
-from .files import check_values, file_of, unnamed
-from .graph import (
-    DEGREES,
-    LEARNT,
-    Tables,
-    are_several,
-    check_columns,
-    ends_of,
-    frame_of,
-    read_tables,
-    with_degrees,
-)
+from .choice import check_columns
+from .columns import Features, missing_column
+from .files import file_of, frame_of, unnamed
+from .graph import DEGREES, LEARNT, Tables, are_several, check_headers, ends_of, read_tables, with_degrees
+from .ids import presented, read_ids
 from .programs import is_graph
-from .split_columns import masks_by_column, masks_by_time
+from .split_columns import masks_by_column, masks_by_time, warn_of_splits
+from .targets import Targets
 
 LISTED = 8  # columns whose names a note lists; of more it has the number
 
@@ -48,6 +41,7 @@ def tables(
     dst: str | None = None,
     ignore: Sequence[str] = (),
     categories: Sequence[str] = (),
+    missing: Sequence[Any] = (),
     undirected: bool = True,
     bipartite: bool | None = None,
     disjoint: float = 0.0,
@@ -70,21 +64,24 @@ def tables(
     (`gat_pyg.models.Encoded`). Each row of `edges` has its two ends and features. Rows with the same ends are edges of
     their own, except for links.
 
-    Numbers are standardised, categories one-hot and dates numbers of days, by the training rows alone: of nodes if
-    their labels are to be predicted, of edges if theirs are, else all (`gat_pyg.data.tables.columns.Features`). The
-    encoding is part of the task's `source`, by which `gat_pyg.data.rows.read_rows` reads later tables: ids may be
-    others, columns in another order. `notes` are sentences on what was read.
+    The training rows decide if a column has numbers, categories or dates: rows of nodes if their labels are to be
+    predicted, rows of edges if theirs are, else all (`gat_pyg.data.tables.columns.Features`). This and the encoding are
+    part of the task's `source`, by which `gat_pyg.data.rows.read_rows` reads later tables, each row by itself: ids may
+    be others, columns in another order. The first of `notes` names the columns with their uses.
 
     Args:
         nodes, edges: the tables.
         target: the column to predict, of nodes or else of edges; several columns are several labels or targets. An
-            empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.tables.columns.Targets`). None:
+            empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.tables.targets.Targets`). None:
             links.
-        id: the column of nodes with their ids; by default `id`, `node` or `node_id`, else the first.
-        src, dst: the columns of edges with their ends; by default `src` and `dst`, `source` and `target`, `from` and
-            `to` or the like, else the first two. Ids are compared as they are written: 7 is 7.0, but not 007.
+        id: the column of nodes with their ids; by default `id`, `node` or the like, the word that both ends share, the
+            only one that has the ids of all ends, or the first one with a name.
+        src, dst: the columns of edges with their ends; by default two with usual names, such as `src` and `dst`,
+            `from_account` and `to_account` or `user` and `item`, or the only two. Ids are text: 7.0 is 7 if all ids are
+            whole numbers, and 007 is not.
         ignore: columns that are left out.
-        categories: columns of numbers that are categories, such as codes.
+        categories: columns of numbers that are categories, such as codes, and a target of classes.
+        missing: values that are missing or unknown in all columns but ids, such as `unknown` or -1.
         undirected: messages pass in both directions. The features of a reverse edge have a further column, which is 1.
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
             None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
@@ -119,17 +116,20 @@ def tables(
     source: dict[str, Any] = {
         "_target_": "gat_pyg.data.tables",
         **{"nodes": _path(nodes), "edges": _path(edges)},
-        **{"id": id, "src": src, "dst": dst, "bipartite": bipartite, "matrix": matrix},
+        **{"id": id, "src": src, "dst": dst, "bipartite": bipartite, "matrix": matrix, "missing": [*map(str, missing)]},
     }
     if like is not None:
         source |= {key: like[key] for key in ("id", "src", "dst", "bipartite", "matrix", "ids", "both") if key in like}
-    of = read_tables(nodes, edges, source)
-    targets, ignore, categories = (_names(names, of.nodes) for names in (target, ignore, categories))
+        source["missing"] = [*like.get("missing", ())]
+    used = (*([target] if isinstance(target, str) else target or ()), *ignore, column, time)
+    of = read_tables(nodes, edges, source, used)
+    check_headers(of, source)
+    targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
     item, goal = _item(of, targets, task)
     of = with_degrees(of) if item == "node" else of
     name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
     check_columns([of.nodes, of.edges], [*ignore, *categories])
-    labels = _labels(of.of(item), item, goal, targets, categories, like, name)
+    labels = _labels(of.of(item), item, goal, targets, categories, source["missing"], like, name)
     if labels is not None:
         source["target"] = labels.describe()
     sizes = {"per_class": per_class, "val": val, "test": test, "seed": seed}
@@ -137,11 +137,13 @@ def tables(
     undirected = undirected or "both" in source
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
-    notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories, like)
-    notes = [f"{name}: {note}" for note in (*notes, *_notes(of, source, labels))]
+    fitted = _fit(of, source, train, {*ignore, *targets, column, time}, categories, like)
+    source["columns"] = {item: features.columns for item, features in fitted.items()}
+    uses = {"target": ", ".join(targets), "split": column, "time": time}
+    notes = [f"{name}: {note}" for note in _notes(of, source, labels, uses, fitted)]
     if not source["columns"].get("node"):
         source["ids"] = [side.tolist() for side in of.sides]
-    x, edge_attr = _features(of, source)
+    x, edge_attr = _features(of, source, is_later=like is not None)
     if labels is None and masks:
         if disjoint:
             raise ValueError(
@@ -183,8 +185,13 @@ def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **optio
     return tables(graph=graph, target=target, **options)
 
 
-def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str, Sequence[Any]]]:
+def rows_of(
+    source: Mapping[str, Any], data: Any = None
+) -> tuple[Data, dict[str, Sequence[Any]], Any, Sequence[int] | None]:
     """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
+
+    The third value is the user's table of these rows, or None, and the last one the rows of it in their order, None for
+    all: see `gat_pyg.data.rows.Rows`.
 
     Args:
         source: `Task.source` of the run.
@@ -195,7 +202,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
     Raises:
         ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
     """
-    source, tables = dict(source), _by_kind(source, data)
+    source, (tables, frames) = dict(source), _by_kind(source, data)
     passed = {*tables}  # the tables in `data`
     for key in ("node", "edge"):
         if key == "node" and source["nodes"] is None and is_graph(tables.get("edge", source["edges"])):
@@ -214,46 +221,53 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
         ) from error
     of = with_degrees(of) if {*DEGREES} & {*source["columns"].get("node", ())} else of
     graph, target = _graph(of, source, *_features(of, source)), source.get("target")
-    names = [source["src"], source["dst"]]
-    if target is None:
-        if "pairs" not in tables:
-            return graph, {source["id"] or "node": of.ids}
-        pairs = frame_of(tables["pairs"], "pairs", names)
-        graph.edge_label_index = ends_of(pairs, of.sides, source, LEARNT if "ids" in source else "the nodes")
-        return graph, {name: pairs[name].tolist() for name in names}
-    frame = of.of(target["item"])
-    if all(name in frame.columns for name in target["names"]):
-        y = Targets(target["names"], target["classes"])(frame)
-        (graph.y,) = objective_for([y], target["item"], target["goal"]).convert([y], file_of(frame))
-    return graph, {source["id"]: of.ids} if target["item"] == "node" else {name: frame[name].tolist() for name in names}
+    if target is None and "pairs" in tables:
+        pairs = frame_of(tables["pairs"], "pairs")
+        check_columns([pairs], [source["src"], source["dst"]])
+        ends = read_ids([(pairs, source["src"]), (pairs, source["dst"])], "Each pair needs both ends.", of.ids)
+        graph.edge_label_index = ends_of(ends, of.sides, LEARNT if "ids" in source else "the nodes")
+        names: dict[str, Sequence[Any]] = {end.name: presented([*end.of_rows], pairs, end.name) for end in ends}
+        return graph, names, frames.get("pairs", pairs), None
+    item = "node" if target is None else target["item"]
+    frame, order = of.of(item), of.order if item == "node" else None
+    if target is not None and all(name in frame.columns for name in target["names"]):
+        y = Targets(target["names"], target["classes"], source["missing"])(frame)
+        (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
+    if item in frames:
+        return graph, of.names(item, source), frames[item], None if order is None else order.tolist()
+    return graph, of.names(item, source), frame, None
 
 
-def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
-    """Return later tables by their kind: node, edge or pairs."""
+def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return later tables by their kind: node, edge or pairs; and the user's frames among them."""
+    given: dict[str, Any] = {}
     if isinstance(data, Mapping):
         known = {"nodes": "node", "edges": "edge", "pairs": "pairs"}
         if other := data.keys() - known.keys():
             raise ValueError(f"data has the key {min(other)}, expected some of {', '.join(known)}.")
-        return {known[key]: table for key, table in data.items()}
-    given = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
-    if len(given) == 1 and is_graph(given[0]):
-        return {"edge": given[0]}
+        given = {known[key]: table for key, table in data.items()}
+        return given, {key: table for key, table in given.items() if hasattr(table, "columns")}
+    several = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
+    if len(several) == 1 and is_graph(several[0]):
+        return {"edge": several[0]}, {}
     tables: dict[str, Any] = {}
-    of_two = source.get("are_two", False)
     kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
-    ids = [source["id"] or "id", source["src"], source["dst"]]
-    frames = [frame_of(table, "data", ids) for table in given]  # which are read once
+    frames = [frame_of(table, "data") for table in several]  # which are read once
     of_edges = [{source["src"], source["dst"]} <= {*frame.columns} for frame in frames]
     kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
-    for frame, is_of_edges in zip(frames, of_edges, strict=True):
+    for table, frame, is_of_edges in zip(several, frames, of_edges, strict=True):
         kind = kinds.pop(0) if is_of_edges and kinds else "node"
-        if kind == "node" and of_two:
+        if kind == "node" and source.get("are_two", False):
             tables.setdefault(kind, []).append(frame)
             continue
         if kind == "node" and (kind in tables or source["id"] not in frame.columns):
-            raise missing_column([frame], f"{source['src']}")
+            shared = [len({*frame.columns} & {*source["columns"].get(item, ())}) for item in ("node", "edge")]
+            is_of_nodes = source["id"] is not None and shared[0] + (kind not in tables) > shared[1]
+            raise missing_column([frame], source["id"] if is_of_nodes else source["src"])
         tables[kind] = frame
-    return tables
+        if hasattr(table, "columns"):
+            given[kind] = table
+    return tables, given
 
 
 # Labels and splits ----------------------------------------------------------------------------------------------------
@@ -283,6 +297,7 @@ def _labels(
     goal: str | None,
     names: Sequence[str],
     categories: Sequence[str],
+    missing: Sequence[str],
     like: Mapping[str, Any] | None,
     name: str,
 ) -> Labels | None:
@@ -296,8 +311,7 @@ def _labels(
             predicted = " and ".join(earlier["names"])
             raise ValueError(f"{name}: the earlier run predicts {predicted}. Choose the same target.")
         return None
-    check_values(frame, [name for name in names if name not in categories])
-    targets = Targets.fit(frame, names, goal) if like is None else Targets.like(like, names)
+    targets = Targets.fit(frame, names, goal, categories, missing) if like is None else Targets.like(like, names)
     y = targets(frame)
     if not any_known(y).any():
         raise ValueError(f"{file_of(frame)}: {' and '.join(names)} is empty in all rows, expected known values.")
@@ -335,40 +349,65 @@ def _masks(
 
 def _fit(
     of: Tables,
-    source: dict[str, Any],
+    source: Mapping[str, Any],
     train: Mapping[str, Any],
     left_out: Collection[Any],
     categories: Sequence[str],
     like: Mapping[str, Any] | None,
-) -> list[str]:
-    """Write the encodings of both tables' columns into `source`, those of `like` if any; return a note on each table.
+) -> dict[str, Features]:
+    """Return the features of the tables of nodes and edges, with the encodings of `like` if any.
 
     `train` has the training rows of a table whose rows are split.
     """
-    source["columns"], notes = {}, []
+    fitted = {}
     for item, ends in (("node", [source["id"]]), ("edge", [source["src"], source["dst"]])):
         if (frame := of.of(item)) is None:
             continue
         names = [name for name in frame.columns if name not in left_out and name not in ends and not unnamed(name)]
-        check_values(frame, [name for name in names if name not in categories])
-        features = Features.fit(frame, names, train.get(item, np.ones(len(frame), bool)), categories)
+        reasons = {name: "it has no name" for name in frame.columns if unnamed(name)}
         if like is not None:
             if item not in like["columns"]:
                 raise ValueError(f"{file_of(frame)} is a table of {item}s, which the earlier run did not have.")
-            features = Features(like["columns"][item], features.left_out)
-        source["columns"][item] = features.columns
-        others = [name for name in features.left_out if not name.startswith(DEGREES)]
-        rest = f"; left out: {', '.join(others)}" if others else ""
+            columns = like["columns"][item]
+            reasons |= {name: "no feature of the earlier run" for name in names if name not in columns}
+            fitted[item] = Features(columns, reasons, source["missing"])
+            continue
+        splits = warn_of_splits(frame, [name for name in names if name not in categories])
+        names = [name for name in names if name not in splits]
+        rows = train.get(item, np.ones(len(frame), bool))
+        features = Features.fit(frame, names, rows, categories, source["missing"])
+        for degree in {*DEGREES} & features.columns.keys():
+            del features.columns[degree]["range"]
+        features.left_out = reasons | dict.fromkeys(splits, "a split") | features.left_out
+        fitted[item] = features
+    return fitted
+
+
+def _notes(
+    of: Tables,
+    source: Mapping[str, Any],
+    labels: Labels | None,
+    uses: Mapping[str, str | None],
+    fitted: Mapping[str, Features],
+) -> Iterator[str]:
+    """Yield notes on the uses of columns, on values that are missing or not read, and on the direction of messages."""
+    ends = [*dict.fromkeys(f"{end.name} of {file_of(end.frame)}" for end in of.ends)]
+    parts = [] if of.nodes is None else [f"ids {source['id']} of {file_of(of.nodes)}"]
+    parts += [f"ends {' and '.join(ends)}", *(f"{use} {name}" for use, name in uses.items() if name)]
+    for item, features in fitted.items():
         own = [name for name in features.columns if name not in DEGREES]
-        used = ", ".join(own) if 0 < len(own) <= LISTED else f"{len(own)} of {len(set(names) - {*DEGREES})} columns"
-        degrees = ", and the numbers of edges from and to each" * (len(own) < len(features.columns))
-        size = f"{features.size} feature{'s' * (features.size != 1)}"
-        notes.append(f"{size} of {item}s: {used} of {file_of(frame)}{degrees}{rest}")
-    return notes
-
-
-def _notes(of: Tables, source: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
-    """Yield notes on the labels, on what was not read, and on the direction of messages."""
+        names = [*own] if len(own) <= LISTED else [f"{len(own)} columns"]
+        names += ["the numbers of edges from and to each"] * (len(own) < len(features.columns))
+        parts += [f"{features.size} feature{'s' * (features.size != 1)} of {item}s: {', '.join(names) or 'none'}"]
+    yield "; ".join(parts)
+    for item, features in fitted.items():
+        reasons = [f"{name} ({why})" for name, why in features.left_out.items() if name not in DEGREES]
+        others = f" and {len(reasons) - LISTED} others" * (len(reasons) > LISTED)
+        if reasons:
+            yield f"left out of {file_of(of.of(item))}: {', '.join(reasons[:LISTED])}{others}"
+        for name, counts in features.spellings.items():
+            yield f"{name} is missing where it is {', '.join(f'{text!r} ({n:,})' for text, n in counts.items())}"
+        yield from of.of(item).attrs.get("notes", ())
     if labels is not None and (note := labels.targets.note(labels.y, labels.objective.item)):
         yield note
     if of.nodes is not None and of.nodes.attrs.get("unread"):
@@ -377,11 +416,11 @@ def _notes(of: Tables, source: Mapping[str, Any], labels: Labels | None) -> Iter
         yield "messages pass over each edge in both directions, as dataset.undirected=true"
 
 
-def _features(of: Tables, source: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+def _features(of: Tables, source: Mapping[str, Any], is_later: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return the features of the nodes [N, F], without any their numbers, and of the rows of edges [M, D] or None."""
-    columns = source["columns"]
-    x = Features(columns["node"])(of.nodes) if columns.get("node") else node_ids(len(of.ids))
-    return x, Features(columns["edge"])(of.edges) if columns["edge"] else None
+    nodes, edges = (Features(source["columns"].get(item) or {}, missing=source["missing"]) for item in ("node", "edge"))
+    x = nodes(of.nodes, is_later) if nodes.columns else node_ids(len(of.ids))
+    return x, edges(of.edges, is_later) if edges.columns else None
 
 
 def _graph(of: Tables, source: Mapping[str, Any], x: Tensor, edge_attr: Tensor | None) -> Data:
@@ -430,10 +469,10 @@ def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, st
     raise ValueError(f"The columns {', '.join(targets)} are in two tables, expected those of nodes or those of edges.")
 
 
-def _names(names: Any, nodes: Any) -> list[str]:
+def _names(names: Any, of: Tables) -> list[str]:
     """Return the names of columns in a list; the key of a matrix stands for its columns key.0, key.1, ..."""
     listed = [] if names is None else [names] if isinstance(names, str) else list(names)
-    columns = [] if nodes is None else nodes.columns
+    columns = [*(() if of.nodes is None else of.nodes.columns), *of.edges.columns]
     parts = {name: [column for column in columns if column.startswith(f"{name}.")] for name in listed}
     return [part for name in listed for part in ([name] if name in columns else parts[name] or [name])]
 

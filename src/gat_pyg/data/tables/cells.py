@@ -1,0 +1,195 @@
+"""Cells of a table as text, numbers and dates. The value of a cell depends on no other cell of its column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from decimal import Context
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...files import needs
+
+MISSING = frozenset(  # spellings of a missing number or date, in small letters
+    (
+        *("?", "??", "-", "--", "---", ".", "..", "\\n", "na", "n.a.", "n.a", "n/a", "#n/a", "#na", "<na>"),
+        *("nan", "-nan", "nat", "nil", "null", "(null)", "<null>", "none", "(none)", "unknown", "missing", "undefined"),
+    )
+)
+FORMS = (  # of dates, as pandas.to_datetime takes them
+    *("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    *(f"{day}/%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in ("%d/%m", "%m/%d")),
+)
+_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
+_GROUPS = re.compile(r"[-+]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")  # 1,234.5
+_COMMA = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+([eE][-+]?[0-9]+)?")  # 1234,5 and 1.234,5
+_EITHER = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")  # 1,234
+_CODE = re.compile(r"[-+]?0[0-9]+")
+_YEAR = "([0-9]{4}|[0-9]{2})"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_DATE = re.compile(
+    rf"([0-9]{{1,2}}([-./ ])[0-9]{{1,2}}\2{_YEAR}|[0-9]{{4}}([-./ ])[0-9]{{1,2}}\4[0-9]{{1,2}}|"
+    rf"{_MONTH}[ -][0-9]{{1,2}},?[ -]{_YEAR}|[0-9]{{1,2}}\.?[ -]?{_MONTH},?[ -]?{_YEAR})([ T,].*)?",
+    re.IGNORECASE,
+)
+_EXACT = Context(prec=10_000)
+
+
+def point(text: str, commas: bool = False) -> str:
+    """Return a number with a decimal comma or groups of digits as one with a point, another text as it is.
+
+    `1,234` may be either: it has a decimal comma if `commas`, which is so in files whose separator is no comma.
+
+    >>> [point(text) for text in ("2,5", "1.234,56", "1,234.56", "1,234", "1,2,3")]
+    ['2.5', '1234.56', '1234.56', '1,234', '1,2,3']
+    """
+    if "," not in text:
+        return text
+    if _GROUPS.fullmatch(text) and ("." in text or text.count(",") > 1):
+        return text.replace(",", "")
+    if _COMMA.fullmatch(text) and (commas or not _EITHER.fullmatch(text)):
+        return text.replace(".", "").replace(",", ".")
+    return text
+
+
+def number(text: str) -> float:
+    """Return the number that a text is, else NaN; whole numbers with leading zeros are codes.
+
+    >>> number("+1.5e3"), number("007"), number("1_000"), number("inf")
+    (1500.0, nan, nan, inf)
+    """
+    try:
+        return float("nan" if "_" in text or _CODE.fullmatch(text) else text)
+    except ValueError:
+        return float("nan")
+
+
+def key(text: str) -> str:
+    """Return the text by which categories, classes and listed values are compared: the value of a number.
+
+    >>> [key(text) for text in ("1.50", "+5", "1e3", "-0.0", "12345678901234567890.10", "007", "TRUE", "b")]
+    ['1.5', '5', '1000', '0', '12345678901234567890.1', '007', 'True', 'b']
+    """
+    if text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0"):
+        return text
+    if _NUMBER.fullmatch(text):
+        value = _EXACT.create_decimal(text).normalize(_EXACT)
+        return "0" if not value else format(value, "f") if abs(value.adjusted()) < 40 else str(value)
+    return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def is_code(text: str) -> bool:
+    """Return True for a whole number with leading zeros, such as a postcode.
+
+    >>> is_code("007"), is_code("70")
+    (True, False)
+    """
+    return _CODE.fullmatch(text) is not None
+
+
+def is_date_like(text: str) -> bool:
+    """Return True for a text that seems to be a date.
+
+    >>> [is_date_like(text) for text in ("31.12.21", "Feb 3, 2021", "3-Feb-21 10:00", "192.168.0.1", "1.2.3")]
+    [True, True, True, False, False]
+    """
+    return _DATE.fullmatch(text) is not None
+
+
+class Column:
+    """A column of a table: the distinct cells as text, and numbers or dates of all rows.
+
+    Args:
+        frame: a table of `gat_pyg.data.tables.files`.
+        name: the column.
+        missing: further values that are missing.
+
+    Example:
+        >>> import pandas as pd
+        >>> column = Column(pd.DataFrame({"a": ["2,5", "?", None, "2.50"]}), "a")
+        >>> column.numbers, column.texts, column.keys
+        (array([2.5, nan, nan, 2.5]), ['2.5', '?', '2.50'], ['2.5', '?', '2.5'])
+    """
+
+    def __init__(self, frame: Any, name: str, missing: Collection[Any] = ()) -> None:
+        self.frame, self.name, self._series = frame, name, frame[name]
+        self.is_number, self.is_date = (self._series.dtype.kind in kinds for kinds in ("iuf", "M"))
+        self.is_category = name in frame.attrs.get("categories", ())
+        self._missing = {key(str(value)) for value in missing}
+
+    @cached_property
+    def _distinct(self) -> tuple[Any, list[str]]:
+        codes, values = needs("pandas", "tables").factorize(self._series)
+        commas = self.frame.attrs.get("commas", False)
+        place: dict[str, int] = {}
+        places = [
+            place.setdefault(text, len(place)) if text and not (self._missing and key(text) in self._missing) else -1
+            for text in (_text(value, commas) for value in values.tolist())
+        ]
+        return np.array([*places, -1])[codes], [*place]
+
+    @property
+    def codes(self) -> Any:
+        """The position among `texts` of each row's cell, -1 where it is missing."""
+        return self._distinct[0]
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct cells without spaces at the ends, numbers with a decimal point."""
+        return self._distinct[1]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The values of `texts` as `key` compares them."""
+        return [*map(key, self.texts)]
+
+    def of_rows(self, values: Sequence[Any], missing: Any) -> Any:
+        """Return an array with the one of `values`, which belong to `texts`, of each row."""
+        return np.array([*values, missing])[self.codes]
+
+    def counts(self, rows: Any) -> dict[str, int]:
+        """Return the number of each of `texts` in some rows, a mask, if it is not 0."""
+        codes = self.codes[rows]
+        counts = np.bincount(codes[codes >= 0], minlength=len(self.texts)).tolist()
+        return {text: count for text, count in zip(self.texts, counts, strict=True) if count}
+
+    @cached_property
+    def known(self) -> Any:
+        """True for each row with a value, unless it is a spelling of a missing number."""
+        if self.is_number:
+            return ~np.isnan(self.numbers)
+        return self.of_rows([text.casefold() not in MISSING for text in self.texts], False)
+
+    @cached_property
+    def numbers(self) -> Any:
+        """The numbers of the rows, NaN if missing or none, float64 `[n]`."""
+        if not self.is_number:
+            return self.of_rows([*map(number, self.texts)], np.nan)
+        values = self._series.to_numpy(float, copy=True)
+        values[np.isin(values, [*map(number, self._missing)])] = np.nan
+        return values
+
+    def dates(self, form: str) -> Any:
+        """Return the dates of the rows in one of `FORMS` as days since 1970, NaN if missing or none, float64 `[n]`."""
+        pd = needs("pandas", "tables")
+        dates = self._series if self.is_date else parsed(self.texts, form)
+        days = (dates.dt.as_unit("us") - pd.Timestamp(0).as_unit("us")) / pd.Timedelta(days=1)  # ns end in 2262
+        days = days.to_numpy(float, na_value=np.nan)
+        return days if self.is_date else self.of_rows(days, np.nan)
+
+
+def parsed(texts: Sequence[str], form: str) -> Any:
+    """Return the dates of texts as a pandas Series, NaT for those that do not have the form."""
+    pd = needs("pandas", "tables")
+    dates = pd.to_datetime(pd.Series(texts, dtype="str"), format=form, errors="coerce", utc=True)
+    return dates.dt.tz_localize(None)
+
+
+def _text(value: Any, commas: bool) -> str:
+    if isinstance(value, str):
+        return point(value.strip(), commas)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    return str(value).removesuffix(" 00:00:00")

@@ -1,0 +1,141 @@
+"""The choice of the columns with ids: those of nodes, and the two ends of edges."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import Any
+
+from .columns import missing_column
+from .files import file_of, unnamed
+
+IDS = (("id",), ("node",), ("vertex",), ("node", "id"), ("vertex", "id"))  # words of the usual names of ids
+ENDS = (  # words of the ends of edges, alone or with others, as in from_account and to_account
+    *(("src", "dst"), ("source", "target"), ("source", "destination"), ("source", "dest"), ("from", "to")),
+    *(("sender", "receiver"), ("sender", "recipient"), ("payer", "payee"), ("head", "tail"), ("orig", "dest")),
+    *(("origin", "destination"), ("caller", "callee"), ("follower", "followee"), ("citing", "cited"), ("start", "end")),
+)
+PAIRS = (("u", "v"), ("a", "b"), ("1", "2"), ("i", "j"))  # likewise, alone or with a word of OBJECTS
+USERS = ("user", "customer", "client", "buyer", "reviewer", "member", "person", "patient", "author", "reader")
+ITEMS = (
+    *("item", "product", "movie", "film", "book", "song", "track", "artist", "article", "paper", "business"),
+    *("merchant", "shop", "store", "seller", "restaurant", "venue", "game", "drug", "course", "asin", "anime", "sku"),
+)
+OBJECTS = ("node", "id", "vertex", "protein", "gene", "account", "company", "ip", "city", "station", *USERS, *ITEMS)
+ATTRIBUTES = {"time", "date", "day", "year", "at", "lat", "lon", "lng", "amount", "balance", "price", "value", "type"}
+_ROWS = ("index", "level_0", "row", "rownames", "row_names", "row_number", "x")  # usual names of the numbers of rows
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words and numbers of a name in small letters.
+
+    >>> words_of("fromAccount_ID"), words_of("node1")
+    (['from', 'account', 'id'], ['node', '1'])
+    """
+    return re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def choose_ends(edges: Any, source: dict[str, Any], used: Collection[Any]) -> None:
+    """Write the names of the columns of an edge's ends into `source`, unless they are there.
+
+    They are found by their names, or are the only two columns that have a name and no other use.
+
+    Raises:
+        ValueError: if they are not clear, or there are no such columns.
+    """
+    if (source["src"] is None) != (source["dst"] is None):
+        raise ValueError(f"src is {source['src']}, dst is {source['dst']}: expected the names of two columns, or none.")
+    if source["src"] is None:
+        names = [name for name in edges.columns if not unnamed(name) and name not in used]
+        pairs = _pairs(names)
+        if len(pairs) != 1:
+            several = " or ".join(f"{src} and {dst}" for src, dst in pairs)
+            problem = f"the ends of edges may be {several}" if pairs else "no two columns are clearly the ends of edges"
+            raise ValueError(
+                f"{file_of(edges)}: {problem}. Choose dataset.src and dataset.dst from its columns: "
+                f"{', '.join(edges.columns)}."
+            )
+        ((source["src"], source["dst"]),) = pairs
+    check_columns([edges], [source["src"], source["dst"]])
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of columns that may be the ends, the likely ones alone."""
+    plain = {tuple(word for word in words_of(name) if word != "id"): name for name in reversed(names)}
+    for src, dst in (*ENDS, *PAIRS):
+        if (src,) in plain and (dst,) in plain:
+            return [(plain[src,], plain[dst,])]
+    if pairs := [(src, dst) for src in names for dst in names if _are_ends(words_of(src), words_of(dst))]:
+        return pairs
+    kinds = [[name for words, name in plain.items() if len(words) == 1 and words[0] in kind] for kind in (USERS, ITEMS)]
+    if len(kinds[0]) == len(kinds[1]) == 1:
+        return [(kinds[0][0], kinds[1][0])]
+    return [(names[0], names[1])] if len(names) == 2 else []
+
+
+def _are_ends(src: Sequence[str], dst: Sequence[str]) -> bool:
+    """Return True if the words of two names differ as those of from_account and to_account."""
+    differing = [pair for pair in zip(src, dst, strict=False) if pair[0] != pair[1]]
+    if len(src) != len(dst) or len(differing) != 1 or {*src} & ATTRIBUTES:
+        return False
+    others = [word for word in src if word != differing[0][0]]
+    return differing[0] in ENDS or (differing[0] in PAIRS and all(word in OBJECTS for word in others))
+
+
+def are_of_one_kind(src: str, dst: str) -> bool:
+    """Return True if two names of columns differ as from_account and to_account.
+
+    >>> are_of_one_kind("src", "dst"), are_of_one_kind("nodeA", "nodeB"), are_of_one_kind("user", "item")
+    (True, True, False)
+    """
+    return _are_ends(words_of(src), words_of(dst))
+
+
+def id_column(nodes: Any, ends: Sequence[tuple[Any, str]], names: Sequence[str] = ()) -> str:
+    """Return the column with the ids of a table of nodes.
+
+    It has a usual name, one of `names`, or else the words that both ends share, as `account`. Otherwise it is the only
+    column with a name that has the ids of all `ends`, or the first one with a name.
+
+    Raises:
+        ValueError: if several columns have the ids of all ends, or no column has a name.
+    """
+    named: list[str] = [name for name in nodes.columns if not unnamed(name)]
+    words = [words_of(end) for _, end in ends]
+    shared = [word for word in words[0] if word in words[-1] and word != "id"]
+    for usual in (*map(words_of, names), *IDS, shared, [*shared, "id"]):
+        for name in named:
+            if usual and words_of(name) == [*usual]:
+                return name
+    named.sort(key=lambda name: name.lower() in _ROWS)  # after the others
+    if not named:
+        raise ValueError(f"{file_of(nodes)}: no column has a name, expected one with the ids of the nodes.")
+    wanted_ids = {_plain(id) for frame, end in ends for id in frame[end].dropna().unique().tolist()}
+    having = [name for name in named if nodes[name].is_unique and wanted_ids <= {*map(_plain, nodes[name].tolist())}]
+    if len(having) > 1 and wanted_ids and having[-1].lower() not in _ROWS:
+        raise ValueError(
+            f"{file_of(nodes)}: {' and '.join(having)} each have the ids of all ends. Choose dataset.id from them."
+        )
+    return (having if wanted_ids and having else named)[0]
+
+
+def _plain(id: Any) -> str:
+    return str(id).strip().removesuffix(".0")
+
+
+def warn_of_header(frame: Any, name: str) -> None:
+    """Warn if the name of a column of ids is one of its ids: the file has no header, and its first row is lost."""
+    usual = {*chain(*IDS, *ENDS, *PAIRS)}
+    if name.lower() not in usual and (frame[name] == name).any():
+        text = f"{file_of(frame)}: the name of the column {name} is an id in it"
+        warnings.warn(f"{text}. If row 1 is no header, add one: this row is lost.", stacklevel=4)
+
+
+def check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
+    """Raise ValueError if a name is a column of none of the tables."""
+    frames = [frame for frame in frames if frame is not None]
+    for name in names:
+        if not any(name in frame.columns for frame in frames):
+            raise missing_column(frames, name)

@@ -1,0 +1,194 @@
+"""Labels in columns of tables: classes by value, several labels, or regression targets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .cells import MISSING, Column, is_code, key, number
+from .columns import check_cells, kind_of
+from .files import file_of, refuse, shown
+
+CLASSES = ("na", "none", "null")  # spellings of missing numbers that may well be the names of classes
+
+
+class Targets:
+    """The labels of a table's rows, in the form of `Preparation.source`.
+
+    One column of texts or whole numbers has classes, in their order, which are compared by value: 1.50 is 1.5. Other
+    numbers are regression targets. Several columns have a target each, or a label each if all values are 0 and 1. An
+    empty value is unknown.
+
+    Args:
+        names: the columns.
+        classes: the classes as text, or None.
+        missing: further values that are unknown.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"fraud": ["yes", None, "no"]})
+        >>> targets = Targets.fit(frame, ["fraud"])
+        >>> targets.classes, targets(frame)
+        (['no', 'yes'], tensor([ 1, -1,  0]))
+    """
+
+    def __init__(
+        self, names: Sequence[str], classes: Sequence[str] | None = None, missing: Collection[Any] = ()
+    ) -> None:
+        self.names, self.classes = list(names), None if classes is None else list(classes)
+        self.missing = missing
+
+    @classmethod
+    def fit(
+        cls,
+        frame: Any,
+        names: Sequence[str],
+        goal: str | None = None,
+        categories: Collection[str] = (),
+        missing: Collection[Any] = (),
+    ) -> Targets:
+        """Return the labels of some columns; `goal` is classification, regression or None.
+
+        Args:
+            frame: the table.
+            names: the columns.
+            goal: classification, regression, or None if the values show it.
+            categories: columns with classes, whatever their values.
+            missing: values that are unknown.
+
+        Raises:
+            ValueError: if several columns are not numbers, targets are texts, some or all, or a value may be either a
+                class or unknown, such as `?`.
+
+        Warns of classes that may be unknown labels, -1 and `unknown`.
+        """
+        columns = [Column(frame, name, missing) for name in names]
+        if len(columns) > 1 or goal == "regression":
+            for column in columns:
+                numbers_of(column, "in each of several targets" * (len(columns) > 1))
+            return cls(names, None, missing)
+        (column,) = columns
+        check_cells(column)
+        if not (column.is_category or names[0] in categories) and _are_numbers(column, goal):
+            values = column.numbers[~np.isnan(column.numbers)]
+            if goal is None and (values != values.round()).any():
+                return cls(names, None, missing)
+        spelt = dict(zip(column.keys, column.texts, strict=True))
+        classes = [spelt[value] if value in ("True", "False") else value for value in spelt]
+        are_texts = any(np.isnan(number(name)) for name in classes)
+        return cls(names, sorted(classes) if are_texts else sorted(classes, key=float), missing)
+
+    def note(self, y: Tensor, item: str) -> str:
+        """Return a clause on the classes in y; "" without classes."""
+        if self.classes is None:
+            return ""
+        counts = y[y >= 0].bincount(minlength=len(self.classes)).tolist()
+        classes = [f"{name} ({count:,})" for name, count in zip(self.classes[:8], counts, strict=False)]
+        classes += [f"{len(self.classes) - 8} others"] if len(self.classes) > 8 else []
+        classes += [f"unknown ({unknown:,})"] if (unknown := int((y < 0).sum())) else []
+        are_many = len(self.classes) > 20 and all(name.removeprefix("-").isdecimal() for name in self.classes)
+        hint = f". If they are numbers to predict, choose task={item}_regression" if are_many else ""
+        return f"{self.names[0]} has the classes {', '.join(classes)}{hint}"
+
+    @classmethod
+    def like(cls, source: Mapping[str, Any], names: Sequence[str]) -> Targets:
+        """Return the labels with the classes of an earlier task, from its `source`.
+
+        Raises:
+            ValueError: if it has other columns.
+        """
+        target = source.get("target") or {"names": ["links"]}
+        if [*names] != [*target["names"]]:
+            raise ValueError(
+                f"The target is {' and '.join(names)}, but the earlier run predicts {' and '.join(target['names'])}. "
+                "Choose the same."
+            )
+        return cls(target["names"], target["classes"], source.get("missing", ()))
+
+    def __call__(self, frame: Any) -> Tensor:
+        """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
+
+        Warns of classes that training did not have, which are unknown.
+        """
+        columns = [Column(frame, name, self.missing) for name in self.names]
+        if self.classes is None:
+            return torch.from_numpy(np.stack([*map(numbers_of, columns)], 1))
+        (column,) = columns
+        place = {key(name): number for number, name in enumerate(self.classes)}
+        codes = column.of_rows([place.get(value, -2) for value in column.keys], -1).astype(np.int64)
+        if other := int((codes == -2).sum()):
+            text = next(text for text, value in zip(column.texts, column.keys, strict=True) if value not in place)
+            warnings.warn(
+                f"{file_of(frame)}: {self.names[0]} has {other:,} values that are not a class of the training, such as "
+                f"{shown(text)}. They count as unknown.",
+                stacklevel=4,
+            )
+        return torch.from_numpy(codes.clip(-1))
+
+
+def numbers_of(column: Column, where: str = "") -> Any:
+    """Return the targets of the rows, NaN where unknown, float64 `[n]`; true and false are 1 and 0.
+
+    Raises:
+        ValueError: if a value is no finite number.
+    """
+    frame, name = column.frame, column.name
+    check_cells(column)
+    values = column.numbers
+    if not column.is_number and {"True", "False"} & {*column.keys}:
+        bools = {"True": 1.0, "False": 0.0}
+        values = column.of_rows([bools.get(value, number(value)) for value in column.keys], np.nan)
+    if column.is_date or (np.isnan(values).all() and column.texts):
+        example = f"{file_of(frame)}: {name} has values such as {shown(column.texts[0])}, expected numbers"
+        raise ValueError(f"{f'{example} {where}'.strip()}.")
+    if not column.is_number:
+        refuse(frame, np.isnan(values) & (column.codes >= 0), _question(column))
+    refuse(frame, np.isinf(values), f"{name} is {{{name}}}, expected a finite number. {_UNKNOWN}.")
+    return values
+
+
+_UNKNOWN = "Leave the field empty if it is unknown"
+
+
+def _question(column: Column, text: str = "?") -> str:
+    return (
+        f"{column.name} is {{{column.name}}}, expected a number. {_UNKNOWN}, or list it: dataset.missing=[{text}]; if "
+        f"it is a class, choose dataset.categories=[{column.name}]."
+    )
+
+
+def _are_numbers(column: Column, goal: str | None) -> bool:
+    """Return True for a column of numbers, False for one of texts.
+
+    Raises:
+        ValueError: if it has dates, or a text that may be a class or an unknown label.
+
+    Warns of -1 among whole numbers from 0, and of texts such as `unknown`: both are labels in some data. An error would
+    refuse labels such as -1, 0 and 1, which are as common.
+    """
+    frame, name, counts = column.frame, column.name, column.counts(slice(None))
+    numbers = {text for text in counts if not np.isnan(number(text))} if not any(map(is_code, counts)) else set()
+    if column.is_date or (not numbers and kind_of(column, slice(None))[0] == "date"):
+        raise ValueError(f"{file_of(frame)}: {name} has dates, expected classes or numbers.")
+    others = counts.keys() - numbers
+    spelt = {text for text in others if text.casefold() in MISSING}
+    wrong = {text for text in spelt if numbers or not text[0].isalnum()}  # ? is no name
+    if goal is None and 2 * sum(map(counts.__getitem__, numbers)) >= sum(counts.values()):
+        wrong = others
+    for text in wrong:
+        refuse(frame, column.of_rows([other in wrong for other in column.texts], False), _question(column, text))
+    doubtful = {text for text in spelt if text.casefold() not in CLASSES}
+    if not others and "-1" in column.keys and {*column.keys} != {"-1", "1"}:
+        doubtful = {column.texts[column.keys.index("-1")]}
+    for text in doubtful:
+        warnings.warn(
+            f"{file_of(frame)}: {name} has the class {shown(text)} in {counts[text]:,} rows. If their labels are "
+            f"unknown, choose dataset.missing=[{text}]; if it is a class, dataset.categories=[{name}].",
+            stacklevel=5,
+        )
+    return bool(numbers) and not others
