@@ -34,7 +34,7 @@ UNHASHED = frozenset(  # settings in these groups that do not determine it
         "loader.num_workers",
     }
 )
-ADDED = {"dataset.missing": []}  # arguments that recorded runs did not have yet: hashed if they are not this
+ADDED: dict[str, Any] = {"dataset.missing": []}  # of arguments that came later: they change no recorded hash
 # Settings of the groups `split` and `dataset` that determine the data of each split
 DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold", "file", "draws")
 
