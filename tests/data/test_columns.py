@@ -101,6 +101,9 @@ KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why
     (["31.12.21", "01.02.20"], "dates of an unknown form, such as 31.12.21"),
     (["31-12-2021", "01-02-2020"], "dates of an unknown form"),
     (["Feb 3, 2021", "Mar 13, 2020"], "dates of an unknown form"),
+    (["Mon Jan 05 2021", "Tue Jan 13 2021"], "dates of an unknown form"),
+    (["0", "1", "2", "3+"] * 5, "category"),
+    ([*NUMBERS, *["k.A."] * 20], ValueError("row 30: v is 'k.A.', expected a number .and 19 more rows.. Leave")),
     ([f"Person {i}" for i in range(12)], "12 different texts"),
     (["A", "B", "C"] * 4, "category"),
     (["none", "1", "2"], "number"),
@@ -180,7 +183,8 @@ TARGETS: list[tuple[list[Any], dict[str, Any], Any]] = [  # cells, options, and 
     (["1", "2", "2", "unknown", "unknown", "unknown"], {}, "v is 'unknown', expected a number .and 2 more rows"),
     (["1", "2", "unknown"], {"missing": ["unknown"]}, ["1", "2"]),
     (["yes", "no", "unknown"], {}, "has the class 'unknown' in 1 rows. If their labels are unknown"),
-    (["yes", "no", "?"], {}, "v is '[?]', expected a number.*dataset.missing=.[?]."),
+    (["yes", "no", "?"], {}, "v is '[?]', which may be a missing value.*dataset.missing=.[?]."),
+    (["+", "-"], {}, ["+", "-"]),
     (["5", "7", ">10"], {}, "v is '>10', expected a number"),
     (["5", "7", ">10"], {"goal": "classification"}, ["5", "7", ">10"]),
     (["a", "b"], {"goal": "regression"}, "v has values such as 'a', expected numbers[.]"),
@@ -383,6 +387,8 @@ def test_a_split_is_no_feature_without_a_word():
 def test_a_missing_header_is_reported(tmp_path: Path):
     with pytest.warns(UserWarning, match="the name of the column ann is an id in it. If row 1 is no header, add one"):
         learnt(tmp_path, "ann,bob\n" + "".join(f"ann,p{i}\nbob,p{i}\n" for i in range(9)), bipartite=False)
+    with pytest.warns(UserWarning, match="the name of the column u1 is an id in it"):  # among the other ends
+        learnt(tmp_path, "u1,u2\n" + "".join(f"u{i},u{i % 19 + 1}\n" for i in range(2, 20)), bipartite=False)
     for text, message in {
         "# FromNodeId ToNodeId\n1 2\n": "row 1 is a comment, '# FromNodeId ToNodeId', expected the names",
         "# Nodes: 3 Edges: 2\n# From To\n1\t2\n": "row 1 is a comment",

@@ -85,12 +85,12 @@ def test_a_graph_in_every_format_is_the_task_of_its_tables(directed: bool, tmp_p
         assert ("in both directions" in " ".join(task.notes)) == directed
         # later: other ids, an unknown role, the attributes in another order
         later = nx.relabel_nodes(club(directed), {f"n{number}": f"later {number}" for number in range(N)})
-        (row,), ids = read_rows(task.preparation, later)
+        (row,), ids, *_ = read_rows(task.preparation, later)
         assert ids == {"id": list(later)}
         for key in ("x", "edge_index", "edge_attr", "y"):
             assert torch.equal(row[key], data[key]), (name, key)
         if name in FORMATS:
-            (row,), ids = read_rows(task.preparation)
+            (row,), ids, *_ = read_rows(task.preparation)
             assert ids == {"id": list(graph)} and torch.equal(row.x, data.x)
     assert read_rows(task.preparation, [str(source)]).ids == {"id": list(graph)}
 

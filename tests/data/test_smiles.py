@@ -168,7 +168,7 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     (result,) = read(tmp_path / "o" / "results.jsonl")
     preparation = gat_pyg.load(result.run_dir).preparation
     rows = read_rows(preparation)
-    assert rows.ids == {"SMILES": MOLECULES}
+    assert rows.ids == {"id": [*map(str, range(12))], "SMILES": MOLECULES}
     error = (predict(result.run_dir, rows.graphs[-1]) - torch.tensor(targets[-1:])).abs()[0]  # the only test molecule
     assert result.scores == pytest.approx({"rmse_0": float(error[0]), "rmse_1": float(error[1])}, rel=1e-4)  # rounded
     assert preparation.class_names == ("logS", "boils")

@@ -30,6 +30,7 @@ _CODE = re.compile(r"[-+]?0[0-9]+")
 _YEAR = "([0-9]{4}|[0-9]{2})"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 _DATE = re.compile(
+    r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
     rf"([0-9]{{1,2}}([-./ ])[0-9]{{1,2}}\2{_YEAR}|[0-9]{{4}}([-./ ])[0-9]{{1,2}}\4[0-9]{{1,2}}|"
     rf"{_MONTH}[ -][0-9]{{1,2}},?[ -]{_YEAR}|[0-9]{{1,2}}\.?[ -]?{_MONTH},?[ -]?{_YEAR})([ T,].*)?",
     re.IGNORECASE,

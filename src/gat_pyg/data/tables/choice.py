@@ -125,12 +125,14 @@ def _plain(id: Any) -> str:
     return str(id).strip().removesuffix(".0")
 
 
-def warn_of_header(frame: Any, name: str) -> None:
-    """Warn if the name of a column of ids is one of its ids: the file has no header, and its first row is lost."""
+def warn_of_header(frame: Any, names: Sequence[str]) -> None:
+    """Warn if the name of a column of ids is one of their ids: the file has no header, and its first row is lost."""
     usual = {*chain(*IDS, *ENDS, *PAIRS)}
-    if name.lower() not in usual and (frame[name] == name).any():
-        text = f"{file_of(frame)}: the name of the column {name} is an id in it"
-        warnings.warn(f"{text}. If row 1 is no header, add one: this row is lost.", stacklevel=4)
+    for name in names:
+        if name.lower() not in usual and any((frame[other] == name).any() for other in names):
+            text = f"{file_of(frame)}: the name of the column {name} is an id in it"
+            warnings.warn(f"{text}. If row 1 is no header, add one: this row is lost.", stacklevel=4)
+            return
 
 
 def check_columns(frames: Sequence[Any], names: Collection[str]) -> None:

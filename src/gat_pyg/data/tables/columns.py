@@ -18,6 +18,7 @@ from .files import file_of, refuse, shown
 
 MOST = 100  # categories of a column that get a feature each
 TAIL = 10  # standard deviations from the mean to a number above which the column's logarithms are standardised
+FEW = 20  # distinct numbers of a column that may be categories
 ALMOST = 0.9  # share of numbers or dates in a column, above which another text is an error
 _LARGEST = float(np.finfo(np.float32).max)
 _FORMULA = re.compile(r"=[^=]*[A-Za-z]+[$(0-9]|#(REF|DIV/0|VALUE|NAME|NUM|NULL)[!?]")
@@ -190,7 +191,10 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
         return "category", ""
     total, texts = sum(counts.values()), [*counts]
     wrong = {text for text in texts if np.isnan(number(text))}
-    if len(wrong) < len(texts) and sum(map(counts.__getitem__, wrong)) < (1 - ALMOST) * total:
+    numbers = [number(text) for text in texts if text not in wrong]
+    are_measured = len(numbers) > FEW or any(value % 1 for value in numbers)  # and other texts than 0, 1 and 2+
+    share = (1 - ALMOST) if len(wrong) > 1 or not are_measured else 0.5  # the only other text is likely a missing value
+    if numbers and sum(map(counts.__getitem__, wrong)) < share * total:
         _refuse_few(column, wrong, "number")
         return "number", ""
     sample = texts[:: max(1, len(texts) // 100)]

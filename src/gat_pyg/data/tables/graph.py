@@ -171,7 +171,6 @@ def ends_of(ends: Sequence[Ids], sides: Sequence[Any], place: str) -> Tensor:
 
 def check_headers(of: Tables, source: Mapping[str, Any]) -> None:
     """Warn if the name of a column of ids is one of its ids."""
-    for end in of.ends:
-        warn_of_header(end.frame, end.name)
+    warn_of_header(of.edges, [source["src"], source["dst"]])
     if of.nodes is not None and len(of.sides) == 1:
-        warn_of_header(of.nodes, source["id"])
+        warn_of_header(of.nodes, [source["id"]])

@@ -155,11 +155,10 @@ def numbers_of(column: Column, where: str = "") -> Any:
 _UNKNOWN = "Leave the field empty if it is unknown"
 
 
-def _question(column: Column, text: str = "?") -> str:
-    return (
-        f"{column.name} is {{{column.name}}}, expected a number. {_UNKNOWN}, or list it: dataset.missing=[{text}]; if "
-        f"it is a class, choose dataset.categories=[{column.name}]."
-    )
+def _question(column: Column, text: str = "?", problem: str = "expected a number") -> str:
+    name = column.name
+    answers = f"list it: dataset.missing=[{text}]; if it is a class, choose dataset.categories=[{name}]"
+    return f"{name} is {{{name}}}, {problem}. {_UNKNOWN}, or {answers}."
 
 
 def _are_numbers(column: Column, goal: str | None) -> bool:
@@ -177,12 +176,14 @@ def _are_numbers(column: Column, goal: str | None) -> bool:
         raise ValueError(f"{file_of(frame)}: {name} has dates, expected classes or numbers.")
     others = counts.keys() - numbers
     spelt = {text for text in others if text.casefold() in MISSING}
-    wrong = {text for text in spelt if numbers or not text[0].isalnum()}  # ? is no name
+    has_names = any(text[0].isalnum() for text in others)
+    wrong = {text for text in spelt if numbers or (has_names and not text[0].isalnum())}  # ? is no name
     if goal is None and 2 * sum(map(counts.__getitem__, numbers)) >= sum(counts.values()):
         wrong = others
     for text in wrong:
-        refuse(frame, column.of_rows([other in wrong for other in column.texts], False), _question(column, text))
-    doubtful = {text for text in spelt if text.casefold() not in CLASSES}
+        question = _question(column, text, "expected a number" if numbers else "which may be a missing value")
+        refuse(frame, column.of_rows([other in wrong for other in column.texts], False), question)
+    doubtful = {text for text in spelt if text[0].isalnum() and text.casefold() not in CLASSES}
     if not others and "-1" in column.keys and {*column.keys} != {"-1", "1"}:
         doubtful = {column.texts[column.keys.index("-1")]}
     for text in doubtful:
