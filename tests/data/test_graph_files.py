@@ -114,20 +114,37 @@ def matlab() -> dict[str, Any]:
         "attributes": sp.csc_matrix(draw.integers(0, 2, size=(N, 5)).astype(float)),
         "names": np.array([[f"n{number}"] for number in range(N)], object),
         "other": np.zeros((3, 2)),
+        "B": sp.eye_array(N).tocsc(),
+        "C": np.eye(N),
+        "cells": np.array([[number % 3, np.array([number, 1.5])] for number in range(N)], object),
+        "uneven": np.array([[np.arange(1 + number % 3)] for number in range(N)], object),
     }
 
 
 def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     values = matlab()
     scipy.io.savemat(tmp_path / "campus.mat", values)
-    labels = from_networkx(tmp_path / "campus.mat", "group", ignore=[*FACEBOOK, "names"])
+    labels = from_networkx(tmp_path / "campus.mat", "group", ignore=[*FACEBOOK, "names", "cells"])
     assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 7
     assert torch.equal(labels.train[0].y, torch.from_numpy(values["group"].toarray()).float())
-    assert "campus.mat also holds other (3 x 2), without a row for each node" in " ".join(labels.notes)
+    notes = " ".join(labels.notes)
+    assert "campus.mat also holds other (3 x 2), without a row for each node" in notes
+    assert (
+        f"also holds B ({N} x {N}, sparse); C ({N} x {N}), not read, since it may be another matrix of edges" in notes
+    )
+    assert f"also holds uneven ({N} x 1), whose cells hold arrays of several sizes" in notes
+    tables = graph_tables(tmp_path / "campus.mat")
+    assert {"cells.0", "cells.2"} < {*tables.nodes} and not {"B.0", "C.0", "uneven"} & {*tables.nodes}
+    assert tables.nodes["cells.1"].tolist() == list(range(N))
+    with_gaps = values["A"].toarray()
+    with_gaps[with_gaps == 0] = np.nan
+    for matrix in (sp.csr_array(with_gaps), sp.coo_array(with_gaps)):
+        assert len(graph_tables(matrix).edges) == len(tables.edges)
+        assert from_scipy(matrix, np.eye(N), np.arange(N) % 2).train[0].num_edges == values["A"].nnz
     data = labels.train[0]
     dense = torch.zeros(N, N).index_put((data.edge_index[0], data.edge_index[1]), torch.tensor(1.0))
     assert torch.equal(dense, torch.from_numpy(values["A"].toarray()).float())
-    gender = from_networkx(tmp_path / "campus.mat", "gender", ignore=["group", "attributes", "names"])
+    gender = from_networkx(tmp_path / "campus.mat", "gender", ignore=["group", "attributes", "names", "cells"])
     codes = torch.from_numpy(values["local_info"][:, 1])
     assert gender.class_names == ("1", "2") and torch.equal(gender.train[0].y, codes - 1)  # 0 is missing
     assert {"status", "high_school"} < gender.source["columns"]["node"].keys()
@@ -158,6 +175,22 @@ def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
         '{"nodes": [{"name": "a"}, {"name": "b"}], "links": [{"source": 1, "target": 0, "value": 1}]}'
     )
     assert graph_tables(tmp_path / "old.json").nodes.to_dict("list") == {"id": [0, 1], "name": ["a", "b"]}
+    # networkx 1: ends are positions though nodes have ids; vis.js; a text for a truth value
+    for content in (
+        '{"directed": "false", "nodes": [{"id": "a"}, {"id": "b"}], "links": [{"source": 1, "target": 0}]}',
+        '{"nodes": [{"id": "a"}, {"id": "b"}], "edges": [{"from": "b", "to": "a"}]}',
+    ):
+        (tmp_path / "old.json").write_text(content)
+        _, edges, _, src, dst, directed = graph_tables(tmp_path / "old.json")
+        assert (edges[src].tolist(), edges[dst].tolist(), directed) == (["b"], ["a"], False)
+    # Cytoscape's GraphML without a namespace, and two graphs in a file
+    (tmp_path / "two.graphml").write_text(
+        '<graphml><graph edgedefault="directed"><node id="a"/><edge source="a" target="a"/></graph><graph/></graphml>'
+    )
+    tables = graph_tables(tmp_path / "two.graphml")
+    assert tables.nodes["id"].tolist() == ["a"] and tables.edges.attrs["notes"] == [
+        "two.graphml has 2 graphs, of which the first is read"
+    ]
     # a default of GraphML, and attributes with the usual names of ids
     (tmp_path / "d.graphml").write_text(
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><key id="c" for="node" attr.name="id" '
@@ -167,7 +200,41 @@ def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
     assert graph_tables(tmp_path / "d.graphml").nodes.to_dict("list") == {"node": ["n0", "n1"], "id": ["yellow", "red"]}
 
 
+def graphml(body: str, edge: str = "") -> bytes:
+    text = f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{body}<graph edgedefault="undirected">'
+    return f'{text}<node id="a"/>{edge}</graph></graphml>'.encode()
+
+
 BROKEN: dict[str, tuple[str, bytes]] = {
+    "x.graphml: the attribute pos is of type vector_float, expected boolean, .* string. Save it": (
+        ".graphml",
+        graphml('<key id="k" for="node" attr.name="pos" attr.type="vector_float"/>'),
+    ),
+    r"x.graphml cannot be read: directed=true edge found in undirected graph\.$": (
+        ".graphml",
+        graphml("", '<edge source="a" target="a" directed="true"/>'),
+    ),
+    r"x.graphml cannot be read: GraphML reader doesn't support hyperedges\.$": (
+        ".graphml",
+        graphml("", "<hyperedge/>"),
+    ),
+    "x.graphml has no graph": (".graphml", b"<svg/>"),
+    r"x.gml cannot be read: edge #0 has undefined source 2\.$": (
+        ".gml",
+        b"graph [ node [ id 1 ] edge [ source 2 target 1 ] ]",
+    ),
+    "x.json: directed is 'maybe', expected true or false": (
+        ".json",
+        b'{"directed": "maybe", "nodes": [{"id": 1}], "links": [{"source": 1, "target": 1}]}',
+    ),
+    "x.json has no graph in the form of node_link_data of networkx, but one of Cytoscape.js, expected": (
+        ".json",
+        b'{"elements": {"nodes": [], "edges": []}}',
+    ),
+    "x.json, links, row 0: source or target is a whole node, as D3 leaves it, expected its id": (
+        ".json",
+        b'{"nodes": [{"id": 1}], "links": [{"source": {"id": 1}, "target": 1}]}',
+    ),
     "x.graphml cannot be read: unclosed token.* truncated or of another kind than .graphml": (".graphml", b"<graphml"),
     "x.gml cannot be read: expected '].*truncated": (".gml", b"graph [ node [ id 1"),
     "x.json cannot be read: Expecting": (".json", b'{"nodes": ['),

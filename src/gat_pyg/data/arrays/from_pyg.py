@@ -29,6 +29,7 @@ from ..splits import (
     masked_graphs,
     num_splits,
 )
+from ..tables.programs import as_coo
 from .batched_graphs import graphs_of
 from .detection import graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
 from .formats import as_tensor, graphs_in, read
@@ -263,7 +264,7 @@ def from_scipy(adjacency: Any, x: Any = None, y: Any = None, name: str = "matrix
     """Convert a matrix of scipy.sparse, whose row is the src of an edge and whose column is its dst, to a task.
 
     Args:
-        adjacency: [N, N]; values other than 0 and 1 are weights, which become `edge_attr` [E, 1].
+        adjacency: [N, N]; values other than 0 and 1 are weights, NaN is no edge; weights become `edge_attr` [E, 1].
         x: the features [N, F] as an array, a tensor or another matrix of scipy.sparse; None for learnt embeddings.
         y: the labels of the nodes, as in `from_dataset`.
         name: the name of the task.
@@ -278,10 +279,7 @@ def from_scipy(adjacency: Any, x: Any = None, y: Any = None, name: str = "matrix
         >>> from_scipy(ring, x=np.eye(6), y=[0, 1] * 3)
         Task(name='matrix', num_features=6, objective=NodeLabels(out_channels=2), edge_dim=None)
     """
-    coo = adjacency.tocoo()
-    if coo.shape[0] != coo.shape[1]:
-        raise ValueError(f"{name}: the matrix has shape {coo.shape}, expected (N, N), a row and column for each node.")
-    coo.eliminate_zeros()
+    coo = as_coo(adjacency, name)
     data = Data(edge_index=as_tensor(np.stack([coo.row, coo.col]).astype(np.int64), name), num_nodes=coo.shape[0])
     if (coo.data != 1).any():
         data.edge_attr = as_tensor(coo.data, f"{name}: edge_attr")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -14,6 +16,12 @@ from ...files import needs
 from .files import named
 
 SUFFIXES = (".graphml", ".gml", ".json", ".mat", ".npz")
+FORMS = {  # other forms of JSON -> a key that shows them
+    "adjacency_data of networkx": "adjacency",
+    "tree_data of networkx": "children",
+    "Cytoscape.js": "elements",
+    "the JSON Graph Format": "graph",
+}
 MATRICES = ("a", "network", "adj", "adjacency", "w")  # usual names of the matrix of edges, without regard to case
 FACEBOOK = ("status", "gender", "major", "second_major", "dorm", "year", "high_school")  # columns of local_info
 
@@ -47,15 +55,19 @@ def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
     keys, and one of several between the same nodes is a row of its own. The kinds of files are
 
     - GraphML (`.graphml`) and GML (`.gml`), read by networkx. The id of a node in GML is its label where labels differ.
-    - JSON (`.json`) in the form of networkx's `node_link_data` and of D3: `nodes`, and `links` or `edges`.
+    - JSON (`.json`) in the form of networkx's `node_link_data`, of D3 and of vis.js: `nodes`, and `links` or `edges`.
+      Ends that are no ids, but whole numbers, are positions in `nodes`, as networkx 1 and D3 wrote them.
     - MATLAB (`.mat`), read by SciPy: a square matrix of edges, and vectors and matrices with a row for each node. A
-      matrix has the columns `key.0`, `key.1`, ...; `local_info` of Facebook100 has its own names and categories.
-    - `scipy.sparse.save_npz` (`.npz`): the edges alone. A matrix has weights unless all of them are 1.
+      matrix has the columns `key.0`, `key.1`, ...; `local_info` of Facebook100 has its own names and categories. Other
+      square matrices are not read.
+    - `scipy.sparse.save_npz` (`.npz`): the edges alone. A matrix has weights unless all of them are 1. NaN is no edge.
+
+    `attrs["notes"]` of the edges lists what was not read.
 
     Args:
         graph: the path, the graph or the matrix.
         matrix: the key of the matrix of edges in a `.mat` file; by default `A`, `network`, `adj`, `adjacency` or `W`,
-            else the only square sparse matrix.
+            else the only square sparse matrix, else the only square one.
 
     Raises:
         FileNotFoundError, ValueError: if the file cannot be read, or does not hold a graph.
@@ -84,15 +96,14 @@ def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
             return _of_mat(path, matrix)
         if suffix == ".npz":
             return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
-        read = _read_gml if suffix == ".gml" else needs("networkx", "formats").read_graphml
-        return _of_networkx(read(path), path.name)
+        return _of_networkx(_read_gml(path), path.name) if suffix == ".gml" else _of_graphml(path)
     except _UnreadableError as error:
         raise ValueError(str(error)) from None
     except Exception as error:
         text = str(error).split("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"{path} cannot be read: {text.rstrip('.')}. It is truncated or of another kind than {suffix}."
-        ) from error
+        is_whole = type(error).__name__ == "NetworkXError" and " at (" not in text  # else the reason has a position
+        hint = "" if is_whole else f" It is truncated or of another kind than {suffix}."
+        raise ValueError(f"{path} cannot be read: {text.rstrip('.')}.{hint}") from error
 
 
 class _UnreadableError(ValueError):
@@ -100,6 +111,35 @@ class _UnreadableError(ValueError):
 
 
 # networkx and JSON ----------------------------------------------------------------------------------------------------
+
+
+def _of_graphml(path: Path) -> GraphTables:
+    """Return the tables of the first graph in a GraphML file; a file without the namespace is read too."""
+    reader = needs("networkx.readwrite.graphml", "formats").GraphMLReader()
+    root = ElementTree.parse(path).getroot()
+    source: Path | io.BytesIO = path
+    if not root.tag.startswith("{"):
+        for element in root.iter():
+            element.tag = f"{{{reader.NS_GRAPHML}}}{element.tag}"
+        source = io.BytesIO(ElementTree.tostring(root))
+    for key in root.findall(f"{{{reader.NS_GRAPHML}}}key"):
+        if (kind := key.get("attr.type", "string")) not in reader.python_type:
+            raise _UnreadableError(
+                f"{path}: the attribute {key.get('attr.name')} is of type {kind}, expected boolean, int, long, float, "
+                "double or string. Save it as one of these, a vector as an attribute for each of its elements."
+            )
+    first, *others = [*reader(path=source)] or [None]
+    if first is None:
+        raise _UnreadableError(f"{path} has no graph, expected graphml with a graph in it.")
+    return _with_notes(
+        _of_networkx(first, path.name),
+        [f"{path.name} has {len(others) + 1} graphs, of which the first is read"] if others else [],
+    )
+
+
+def _with_notes(tables: GraphTables, notes: list[str]) -> GraphTables:
+    tables.edges.attrs["notes"] = notes
+    return tables
 
 
 def _of_networkx(graph: Any, name: str) -> GraphTables:
@@ -120,21 +160,34 @@ def _of_networkx(graph: Any, name: str) -> GraphTables:
 def _of_json(content: Any, name: str) -> GraphTables:
     key = next((key for key in ("links", "edges") if isinstance(content, dict) and key in content), None)
     if key is None or not all(_are_records(content.get(part)) for part in ("nodes", key)):
+        form = next((form for form, where in FORMS.items() if isinstance(content, dict) and where in content), None)
         raise _UnreadableError(
-            f"{name} has no graph in the form of node_link_data of networkx, expected the lists nodes and links (or "
-            "edges), with id in each node, source and target in each link."
+            f"{name} has no graph in the form of node_link_data of networkx"
+            + f", but one of {form}" * (form is not None)
+            + ", expected the lists nodes and links (or edges), with id in each node, source and target in each link."
         )
-    nodes, links = content["nodes"], content[key]
-    if not all({"source", "target"} <= link.keys() for link in links):
-        number = next(number for number, link in enumerate(links) if not {"source", "target"} <= link.keys())
-        raise _UnreadableError(f"{name}, {key}, row {number}: source or target is missing. Each link needs both.")
-    id = "id"
+    nodes, links, directed = content["nodes"], content[key], content.get("directed", False)
+    directed = {"true": True, "false": False}.get(str(directed).lower(), directed)
+    if directed not in (True, False):
+        raise _UnreadableError(f"{name}: directed is {directed!r}, expected true or false.")
+    src, dst = ("from", "to") if links and {"from", "to"} <= links[0].keys() else ("source", "target")
+    for number, link in enumerate(links):
+        if not {src, dst} <= link.keys():
+            raise _UnreadableError(f"{name}, {key}, row {number}: {src} or {dst} is missing. Each link needs both.")
+        if isinstance(link[src], dict) or isinstance(link[dst], dict):
+            raise _UnreadableError(
+                f"{name}, {key}, row {number}: {src} or {dst} is a whole node, as D3 leaves it, expected its id."
+            )
+    id, ends = "id", [link[end] for link in links for end in (src, dst)]
+    are_positions = all(type(end) is int and 0 <= end < len(nodes) for end in ends)
     if not any("id" in node for node in nodes):  # D3 of old: the ends are positions in the list, or names
-        if all(isinstance(link["source"], int) for link in links):
+        if all(type(end) is int for end in ends):
             nodes = [{"id": number} | node for number, node in enumerate(nodes)]
         else:
             id = "name"
-    return _tables(nodes, links, (id, "source", "target"), bool(content.get("directed")), name, key)
+    elif are_positions and {str(node.get("id")) for node in nodes}.isdisjoint(map(str, ends)):  # of networkx 1
+        links = [{**link, src: nodes[link[src]]["id"], dst: nodes[link[dst]]["id"]} for link in links]
+    return _tables(nodes, links, (id, src, dst), bool(directed), name, key)
 
 
 def _are_records(values: Any) -> bool:
@@ -212,8 +265,9 @@ def _matrix_of(values: Mapping[str, Any], matrix: str | None, name: str) -> str:
     square = [key for key, value in values.items() if value.ndim == 2 and value.shape[0] == value.shape[1] > 1]
     usual = [key for usual in MATRICES for key in square if key.lower() == usual]
     sparse = [key for key in square if _is_sparse(values[key])]
-    if matrix is None and (usual or len(sparse) == 1 or len(square) == 1):
-        return (usual or (sparse if len(sparse) == 1 else square))[0]
+    candidates = usual or sparse or square
+    if matrix is None and len(candidates) == 1:
+        return candidates[0]
     if matrix in square:
         return matrix
     reason = f"matrix is {matrix}, which it does not hold" if matrix else "none of them is clearly the edges"
@@ -226,13 +280,24 @@ def _listed(values: Mapping[str, Any]) -> str:
     return "; ".join(f"{key} ({kind})" for key, kind in kinds.items()) or "no arrays"
 
 
+def as_coo(matrix: Any, name: str) -> Any:
+    """Return a matrix of edges with a row and a column for each node as coordinates; neither 0 nor NaN is an edge.
+
+    Raises:
+        ValueError: if it is not square.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise _UnreadableError(f"{name}: the matrix has shape {matrix.shape}, expected (N, N) for N nodes.")
+    coo = needs("scipy.sparse", "formats").coo_array(matrix, copy=True)
+    coo.data[np.isnan(coo.data)] = 0
+    coo.eliminate_zeros()
+    return coo
+
+
 def _of_matrix(matrix: Any, others: Mapping[str, Any], name: str) -> GraphTables:
     """Return the tables of a matrix of edges, whose rows are their src, and of arrays with a row for each node."""
     pd, sparse = needs("pandas", "formats"), needs("scipy.sparse", "formats")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise _UnreadableError(f"{name} has a matrix of shape {matrix.shape}, expected (N, N) for N nodes.")
-    coo, N = sparse.coo_array(matrix), matrix.shape[0]
-    coo.eliminate_zeros()
+    coo, N = as_coo(matrix, name), matrix.shape[0]
     if not coo.nnz:
         raise _UnreadableError(f"{name} has a matrix of zeros, expected an edge for each other value.")
     directed = bool((sparse.csr_array(coo) != sparse.csr_array(coo).T).nnz)
@@ -243,23 +308,41 @@ def _of_matrix(matrix: Any, others: Mapping[str, Any], name: str) -> GraphTables
         edges["weight"] = weights.real
     columns: dict[str, Any] = {"id": np.arange(N)}
     others = {key: value.T if value.shape == (1, N) else value for key, value in others.items()}
-    unread = {key: value for key, value in others.items() if value.shape[:1] != (N,)}
-    for key in others:
-        columns |= _columns_of(key, others[key], N) if key not in unread else {}
-    nodes = named(pd.DataFrame(columns), name)
-    nodes.attrs["unread"] = _listed(unread) if unread else ""
-    return GraphTables(nodes, named(pd.DataFrame(edges), f"{name}, edges"), "id", "source", "target", directed)
+    unread: dict[str, dict[str, Any]] = {reason: {} for reason in UNREAD}
+    for key, value in others.items():
+        square, short, uneven = UNREAD
+        values = None if value.shape in ((N, N), ()) or value.shape[0] != N else _columns_of(key, value, N)
+        columns |= values or {}
+        if values is None:
+            unread[square if value.shape == (N, N) else short if value.shape[:1] != (N,) else uneven][key] = value
+    notes = [f"{name} also holds {_listed(values)}, {reason}" for reason, values in unread.items() if values]
+    nodes, frame = named(pd.DataFrame(columns), name), named(pd.DataFrame(edges), f"{name}, edges")
+    return _with_notes(GraphTables(nodes, frame, "id", "source", "target", directed), notes)
 
 
-def _columns_of(key: str, value: Any, N: int) -> dict[str, Any]:
-    """Return the columns of an array with a row for each node."""
-    dense = value.toarray() if _is_sparse(value) else np.asarray(value)
-    dense = dense.reshape(N, -1)
-    if dense.dtype == object:  # cells, each with an array
-        dense = np.array([[str(np.squeeze(cell)) for cell in row] for row in dense], object)
+UNREAD = (
+    "not read, since it may be another matrix of edges (dataset.matrix=NAME chooses)",
+    "without a row for each node",
+    "whose cells hold arrays of several sizes",
+)
+
+
+def _columns_of(key: str, value: Any, N: int) -> dict[str, Any] | None:
+    """Return the columns of an array with a row for each node; None if its cells hold arrays of several sizes."""
+    dense = (value.toarray() if _is_sparse(value) else np.asarray(value)).reshape(N, -1)
+    if dense.dtype == object:  # cells, each with an array; one of MATLAB's empty ones is missing
+        cells = [[np.asarray(cell).reshape(-1) for cell in row] for row in dense]
+        sizes = [max(1, *(len(row[place]) for row in cells)) for place in range(dense.shape[1])]
+        if any(len(cell) not in (0, size) for row in cells for cell, size in zip(row, sizes, strict=True)):
+            return None
+        rows = [
+            [item for cell, size in zip(row, sizes, strict=True) for item in (cell.tolist() or [None] * size)]
+            for row in cells
+        ]
+        dense = np.array(rows, object)
     K = dense.shape[1]
     names: Sequence[str] = [key] if K == 1 else [f"{key}.{number}" for number in range(K)]
     if key == "local_info" and len(FACEBOOK) == K:  # categories, 0 where missing
         names = FACEBOOK
         dense = np.array([[str(int(code)) if code else None for code in row] for row in dense], object)
-    return dict(zip(names, dense.T, strict=True))
+    return dict(zip(names, dense.T.tolist() if dense.dtype == object else dense.T, strict=True))

@@ -410,8 +410,7 @@ def _notes(
         yield from of.of(item).attrs.get("notes", ())
     if labels is not None and (note := labels.targets.note(labels.y, labels.objective.item)):
         yield note
-    if of.nodes is not None and of.nodes.attrs.get("unread"):
-        yield f"{file_of(of.nodes)} also holds {of.nodes.attrs['unread']}, without a row for each node"
+    yield from of.edges.attrs.get("notes", ())
     if source["reverse"] and "both" not in source:
         yield "messages pass over each edge in both directions, as dataset.undirected=true"
 
