@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...files import needs
+from .files import refuse, shown
 
 MISSING = frozenset(  # spellings of a missing number or date, in small letters
     (
@@ -116,7 +117,8 @@ class Column:
 
     def __init__(self, frame: Any, name: str, missing: Collection[Any] = ()) -> None:
         self.frame, self.name, self._series = frame, name, frame[name]
-        self.is_number, self.is_date = (self._series.dtype.kind in kinds for kinds in ("iuf", "M"))
+        kind = self._series.dtype.kind
+        self.kind = "number" if kind in "iuf" else "date" if kind == "M" else "text"
         self.is_category = name in frame.attrs.get("categories", ())
         self._missing = {key(str(value)) for value in missing}
 
@@ -150,6 +152,20 @@ class Column:
         """Return an array with the one of `values`, which belong to `texts`, of each row."""
         return np.array([*values, missing])[self.codes]
 
+    def places(self, values: Sequence[str]) -> tuple[Any, str]:
+        """Return the position in `values`, compared by `key`, of each row's cell, and one of the other cells as shown.
+
+        The position is -1 of a missing cell, unless "" is among the values, and -2 of other cells.
+        """
+        place = {key(value): number for number, value in enumerate(values)}
+        codes = self.of_rows([place.get(value, -2) for value in self.keys], place.get("", -1))
+        others = (text for text, value in zip(self.texts, self.keys, strict=True) if value not in place)
+        return codes, shown(next(others, ""))
+
+    def refuse(self, texts: Collection[str], message: str) -> None:
+        """Raise a ValueError as `gat_pyg.data.tables.files.refuse` if some of `texts` occur."""
+        refuse(self.frame, self.of_rows([text in texts for text in self.texts], False), message)
+
     def counts(self, rows: Any) -> dict[str, int]:
         """Return the number of each of `texts` in some rows, a mask, if it is not 0."""
         codes = self.codes[rows]
@@ -159,14 +175,14 @@ class Column:
     @cached_property
     def known(self) -> Any:
         """True for each row with a value, unless it is a spelling of a missing number."""
-        if self.is_number:
+        if self.kind == "number":
             return ~np.isnan(self.numbers)
         return self.of_rows([text.casefold() not in MISSING for text in self.texts], False)
 
     @cached_property
     def numbers(self) -> Any:
         """The numbers of the rows, NaN if missing or none, float64 `[n]`."""
-        if not self.is_number:
+        if self.kind != "number":
             return self.of_rows([*map(number, self.texts)], np.nan)
         values = self._series.to_numpy(float, copy=True)
         values[np.isin(values, [*map(number, self._missing)])] = np.nan
@@ -175,10 +191,10 @@ class Column:
     def dates(self, form: str) -> Any:
         """Return the dates of the rows in one of `FORMS` as days since 1970, NaN if missing or none, float64 `[n]`."""
         pd = needs("pandas", "tables")
-        dates = self._series if self.is_date else parsed(self.texts, form)
+        dates = self._series if self.kind == "date" else parsed(self.texts, form)
         days = (dates.dt.as_unit("us") - pd.Timestamp(0).as_unit("us")) / pd.Timedelta(days=1)  # ns end in 2262
         days = days.to_numpy(float, na_value=np.nan)
-        return days if self.is_date else self.of_rows(days, np.nan)
+        return days if self.kind == "date" else self.of_rows(days, np.nan)
 
 
 def parsed(texts: Sequence[str], form: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...files import needs
 from .cells import FORMS, MISSING, Column, is_code, is_date_like, number, parsed
-from .files import file_of, refuse, shown
+from .files import file_of, refuse
 
 MOST = 100  # categories of a column that get a feature each
 TAIL = 10  # standard deviations from the mean to a number above which the column's logarithms are standardised
@@ -87,7 +87,7 @@ class Features:
             gaps = column.codes < 0 if kind == "category" else ~column.known
             columns[name] = encoding | {"missing": float(np.mean(gaps[rows]))}
             if kind != "category":
-                every = column.counts(slice(None)) if not column.is_number | column.is_date else {}
+                every = column.counts(slice(None)) if column.kind == "text" else {}
                 spellings[name] = {text: count for text, count in every.items() if text.casefold() in MISSING}
         return cls(columns, left_out, missing, {name: texts for name, texts in spellings.items() if texts})
 
@@ -160,18 +160,15 @@ def text_of(encoding: Mapping[str, Any], features: Any) -> str:
 
 def check_cells(column: Column) -> None:
     """Raise a ValueError if a cell is a formula or belongs to a second header."""
-    if column.is_number or column.is_date:
-        return
     frame, name = column.frame, column.name
+    if column.kind != "text":
+        return
     if name in column.texts:
         again = column.of_rows([text == name for text in column.texts], False)
-        same = frame[again].astype("str") == [*map(str, frame.columns)]
-        again[again] = same.sum(axis=1) >= min(2, len(frame.columns))
-        refuse(
-            frame, again, f"{name} is {{{name}}}, as in the header. Delete this row: the file seems to be two in one."
-        )
-    formulas = [text[:1] in ("=", "#") and bool(_FORMULA.match(text)) for text in column.texts]
-    refuse(frame, column.of_rows(formulas, False), f"{name} is {{{name}}}, a formula. Save the table with its values.")
+        again[again] = (frame[again].astype("str") == [*frame.columns]).sum(axis=1) >= min(2, len(frame.columns))
+        refuse(frame, again, f"{name} is {{{name}}}, as in the header. Delete this row: the file is two in one.")
+    formulas = {text for text in column.texts if text[:1] in ("=", "#") and _FORMULA.match(text)}
+    column.refuse(formulas, f"{name} is {{{name}}}, a formula. Save the table with its values.")
 
 
 def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, str]:
@@ -182,10 +179,10 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
     Raises:
         ValueError: if a few cells are other texts, or dates may begin with the day or the month.
     """
-    if is_category or column.is_category or column.is_number or column.is_date:
-        are_dates = column.is_date and not is_category
-        is_category = is_category or column.is_category
-        return "category" if is_category else "date" if are_dates else "number", FORMS[0] if are_dates else ""
+    if is_category or column.is_category:
+        return "category", ""
+    if column.kind != "text":
+        return column.kind, FORMS[0] if column.kind == "date" else ""
     counts = {text: count for text, count in column.counts(rows).items() if text.casefold() not in MISSING}
     if not counts or any(map(is_code, counts)):
         return "category", ""
@@ -218,13 +215,8 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
 
 
 def _refuse_few(column: Column, wrong: Collection[str], kind: str) -> None:
-    name = column.name
-    refuse(
-        column.frame,
-        column.of_rows([text in wrong for text in column.texts], False),
-        f"{name} is {{{name}}}, expected a {kind}. Leave the field empty if it is unknown (or list it, as in "
-        f"dataset.missing=[?]), or name the column in categories.",
-    )
+    remedy = "Leave the field empty if it is unknown, list it in dataset.missing, or name the column in categories"
+    column.refuse(wrong, f"{column.name} is {{{column.name}}}, expected a {kind}. {remedy}.")
 
 
 def quantities(column: Column, kind: str, form: str, expected: str) -> Any:
@@ -234,16 +226,11 @@ def quantities(column: Column, kind: str, form: str, expected: str) -> Any:
         ValueError: if a value is another text or infinite.
     """
     values = column.dates(form) if kind == "date" else column.numbers
-    are_other = column.is_date != (kind == "date") if column.is_number or column.is_date else False
-    wrong = np.isnan(values) & column.known if not are_other else np.ones(len(values), bool)
-    name = column.name
+    is_other = column.kind not in ("text", kind)
+    name, wrong = column.name, np.isnan(values) & column.known | is_other
     refuse(column.frame, wrong, f"{name} is {{{name}}}, expected a {kind}{expected}, or nothing.")
-    is_infinite = np.isinf(values)
-    refuse(
-        column.frame,
-        is_infinite,
-        f"{name} is {{{name}}}, expected a finite number. Leave the field empty if it is unknown.",
-    )
+    finite = "expected a finite number. Leave the field empty if it is unknown"
+    refuse(column.frame, np.isinf(values), f"{name} is {{{name}}}, {finite}.")
     return values
 
 
@@ -299,11 +286,8 @@ def _encode_number(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
     missing = np.isnan(values)
     scaled = _logarithm(values) if encoding["log"] else values
     scaled = (np.where(missing, encoding["fill"], scaled) - encoding["mean"]) / encoding["std"]
-    refuse(
-        column.frame,
-        np.abs(scaled) > _LARGEST,
-        f"{name} is {{{name}}}, expected a number of the size of those in training.",
-    )
+    too_large = np.abs(scaled) > _LARGEST
+    refuse(column.frame, too_large, f"{name} is {{{name}}}, expected a number of the size of those in training.")
     x[:, 0] = scaled
     if encoding["flag"]:
         x[:, 1] = missing
@@ -312,17 +296,12 @@ def _encode_number(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
 
 def _encode_category(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
     """Write the features of categories into x, and return the mask of the missing ones."""
-    place = {value: number for number, value in enumerate(encoding["values"])}
-    codes = column.of_rows([place.get(value, -2) for value in column.keys], place.get("", -1))
+    codes, other = column.places(encoding["values"])
     (known,) = (codes >= 0).nonzero()
     x[known, codes[known]] = 1
     if unknown := int((codes == -2).sum()) * (not encoding["is_cut"]):
-        text = next(text for text, value in zip(column.texts, column.keys, strict=True) if value not in place)
-        _warn(
-            column,
-            f"has {unknown:,} values that are not a category of the training rows, such as {shown(text)}. Their "
-            "features are 0",
-        )
+        what = "values that are not a category of the training rows"
+        _warn(column, f"has {unknown:,} {what}, such as {other}. Their features are 0")
     return column.codes < 0
 
 
@@ -340,11 +319,10 @@ def _compare(column: Column, encoding: Mapping[str, Any], is_missing: Any) -> No
         values = column.dates(encoding["form"]) if is_date else column.numbers
         if 2 * (outside := int(((values < low) | (values > high)).sum())) > n:
             limits = "before or after those" if is_date else f"outside of {low:.4g} to {high:.4g}, the range"
-            _warn(
-                column,
-                f"has {outside:,} of {n:,} {encoding['kind']}s {limits} of the training rows, so its feature is a "
-                f"guess. A training with dataset.ignore=[{column.name}] does without it",
+            other = (
+                f"has {outside:,} of {n:,} {encoding['kind']}s {limits} of the training rows, so its feature is a guess"
             )
+            _warn(column, f"{other}. A training with dataset.ignore=[{column.name}] does without it")
 
 
 def _warn(column: Column, text: str) -> None:

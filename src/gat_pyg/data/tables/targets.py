@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cells import MISSING, Column, is_code, key, number
+from .cells import MISSING, Column, is_code, number
 from .columns import check_cells, kind_of
 from .files import file_of, refuse, shown
 
@@ -37,11 +37,8 @@ class Targets:
         (['no', 'yes'], tensor([ 1, -1,  0]))
     """
 
-    def __init__(
-        self, names: Sequence[str], classes: Sequence[str] | None = None, missing: Collection[Any] = ()
-    ) -> None:
-        self.names, self.classes = list(names), None if classes is None else list(classes)
-        self.missing = missing
+    def __init__(self, names: Sequence[str], classes: Sequence[str] | None, missing: Collection[Any] = ()) -> None:
+        self.names, self.classes, self.missing = [*names], None if classes is None else [*classes], missing
 
     @classmethod
     def fit(
@@ -119,15 +116,10 @@ class Targets:
         if self.classes is None:
             return torch.from_numpy(np.stack([*map(numbers_of, columns)], 1))
         (column,) = columns
-        place = {key(name): number for number, name in enumerate(self.classes)}
-        codes = column.of_rows([place.get(value, -2) for value in column.keys], -1).astype(np.int64)
+        codes, example = column.places(self.classes)
         if other := int((codes == -2).sum()):
-            text = next(text for text, value in zip(column.texts, column.keys, strict=True) if value not in place)
-            warnings.warn(
-                f"{file_of(frame)}: {self.names[0]} has {other:,} values that are not a class of the training, such as "
-                f"{shown(text)}. They count as unknown.",
-                stacklevel=4,
-            )
+            text = f"{file_of(frame)}: {self.names[0]} has {other:,} values that are not a class of the training"
+            warnings.warn(f"{text}, such as {example}. They count as unknown.", stacklevel=4)
         return torch.from_numpy(codes.clip(-1))
 
 
@@ -140,14 +132,13 @@ def numbers_of(column: Column, where: str = "") -> Any:
     frame, name = column.frame, column.name
     check_cells(column)
     values = column.numbers
-    if not column.is_number and {"True", "False"} & {*column.keys}:
+    if column.kind == "text" and {"True", "False"} & {*column.keys}:
         bools = {"True": 1.0, "False": 0.0}
         values = column.of_rows([bools.get(value, number(value)) for value in column.keys], np.nan)
-    if column.is_date or (np.isnan(values).all() and column.texts):
+    if column.kind == "date" or (np.isnan(values).all() and column.texts):
         example = f"{file_of(frame)}: {name} has values such as {shown(column.texts[0])}, expected numbers"
         raise ValueError(f"{f'{example} {where}'.strip()}.")
-    if not column.is_number:
-        refuse(frame, np.isnan(values) & (column.codes >= 0), _question(column))
+    refuse(frame, np.isnan(values) & (column.kind == "text") & (column.codes >= 0), _question(column))
     refuse(frame, np.isinf(values), f"{name} is {{{name}}}, expected a finite number. {_UNKNOWN}.")
     return values
 
@@ -172,7 +163,7 @@ def _are_numbers(column: Column, goal: str | None) -> bool:
     """
     frame, name, counts = column.frame, column.name, column.counts(slice(None))
     numbers = {text for text in counts if not np.isnan(number(text))} if not any(map(is_code, counts)) else set()
-    if column.is_date or (not numbers and kind_of(column, slice(None))[0] == "date"):
+    if column.kind == "date" or (not numbers and kind_of(column, slice(None))[0] == "date"):
         raise ValueError(f"{file_of(frame)}: {name} has dates, expected classes or numbers.")
     others = counts.keys() - numbers
     spelt = {text for text in others if text.casefold() in MISSING}
@@ -182,7 +173,7 @@ def _are_numbers(column: Column, goal: str | None) -> bool:
         wrong = others
     for text in wrong:
         question = _question(column, text, "expected a number" if numbers else "which may be a missing value")
-        refuse(frame, column.of_rows([other in wrong for other in column.texts], False), question)
+        column.refuse(wrong, question)
     doubtful = {text for text in spelt if text[0].isalnum() and text.casefold() not in CLASSES}
     if not others and "-1" in column.keys and {*column.keys} != {"-1", "1"}:
         doubtful = {column.texts[column.keys.index("-1")]}
