@@ -15,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 import gat_pyg.run
 from gat_pyg.runs.result import Result, append, read
 from gat_pyg.sweeps.ranking import Setting, best_settings
+from gat_pyg.sweeps.search import Worker
 from tests.processes import python
 
 Command = Callable[..., str]
@@ -109,6 +110,25 @@ def test_two_processes_share_a_study(tmp_path: Path):
     assert len(trials(tmp_path)) == len({trial.params["a"] for trial in trials(tmp_path)}) == 20
     assert len({trial.user_attrs["worker"] for trial in trials(tmp_path)}) == 2
     assert all(trial.state.is_finished() for trial in trials(tmp_path))
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"", b"{}", b"5", b"<<<<<<< HEAD", b'{"op_code":'])
+def test_a_damaged_line_of_a_study_is_named_with_what_to_do(damage: bytes, tmp_path: Path):
+    path, pruner = tmp_path / "trials.log", optuna.pruners.NopPruner()
+    with Worker.in_folder(tmp_path, pruner) as worker:
+        for number in range(3):
+            worker.study.tell(worker.study.ask(), float(number))
+    whole = path.read_bytes()
+    for number in (1, 4, whole.count(b"\n")):
+        lines = whole.splitlines()
+        lines[number - 1] = damage
+        path.write_bytes(b"\n".join([*lines, b""]))
+        text = rf"trials\.log is damaged in line {number}: .* `head -n {number - 1}`"
+        with pytest.raises(ValueError, match=text), Worker.in_folder(tmp_path, pruner):
+            pass
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[: number - 1]))  # as the message says
+        with Worker.in_folder(tmp_path, pruner) as worker:
+            assert len(worker.study.trials) == (number - 1) // 2
 
 
 RATES = "0.1,0.01,0.003,0.001,0.0003"

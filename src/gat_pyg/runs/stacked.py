@@ -83,8 +83,10 @@ def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
 def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
     """Train the unfinished runs of all jobs as one if `vectorize` allows it, and return the jobs so trained.
 
-    The jobs have equal `stack_key`. Each run's folder gets the same files as if it were trained alone.
+    The jobs have equal `stack_key`. Each run's folder gets the same files as if it were trained alone. The members of a
+    stack have the order of their settings, so that the order of a sweep's values does not change how sums are rounded.
     """
+    jobs = sorted(jobs, key=lambda job: (job.settings.seed, stack_key(job.settings, frozenset())))
     runs = [run for job in jobs for run in job.runs]
     left = [run for run in runs if not run.is_finished]
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):

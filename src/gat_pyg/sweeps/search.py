@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import warnings
@@ -219,7 +220,7 @@ class Worker:
         name = uuid4().hex
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with lock:
-            _cut_torn_line(folder / TRIALS)
+            _repair(folder / TRIALS)
             storage: Any = JournalStorage(JournalFileBackend(str(folder / TRIALS), lock_obj=lock))
             study = optuna.create_study(
                 study_name=folder.name, storage=storage, pruner=pruner, direction="maximize", load_if_exists=True
@@ -309,7 +310,21 @@ def _overrides(values: Mapping[str, Any], space: Space) -> tuple[str, ...]:
     return tuple(f"{name}={values.get(name)}" for name in space)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, of a process that was killed as it wrote."""
-    if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)
+def _repair(path: Path) -> None:
+    """Remove an incomplete last line, of a process that was killed as it wrote.
+
+    Raises:
+        ValueError: if another line is damaged.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    *lines, torn = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            json.loads(line)["op_code"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is damaged in line {number}: {line[:40].decode(errors='replace')!r} is no change of a trial. "
+                f"Keep the lines above it, by `head -n {number - 1}`; the same command trains the later trials again."
+            ) from error
+    if torn:
+        os.truncate(path, len(content) - len(torn))
