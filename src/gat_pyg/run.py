@@ -45,12 +45,12 @@ def main() -> None:
         sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     if verb:
-        with errors_as_messages([]), warnings.catch_warnings():
+        with errors_as_messages(), warnings.catch_warnings():
             warnings.showwarning = warn
             verb()
         return
     if {"-h", "--help"} & {*sys.argv}:
-        with errors_as_messages([]):
+        with errors_as_messages():
             print_help(sys.argv[1:])
         return
     if {"-sc", "--shell-completion"} & {*sys.argv} and "COMP_LINE" in os.environ:

@@ -18,15 +18,18 @@ FULL_ERROR = "GAT_PYG_FULL_ERROR"  # saves the user's HYDRA_FULL_ERROR, which th
 
 
 @contextmanager
-def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
-    """Context manager: print an error as a message, and exit with status 1; explain settings after a wrong option."""
+def errors_as_messages(overrides: Sequence[str] | None = None) -> Iterator[None]:
+    """Context manager: print an error as a message, and exit with status 1; explain settings after a wrong option.
+
+    `overrides` are the settings of a training; None for a verb.
+    """
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ.setdefault(FULL_ERROR, before or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield
     except Exception as error:
-        exit_with(error, misused_group(overrides) or message(error))
+        exit_with(error, misused_group(overrides or ()) or message(error, overrides is not None))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except SystemExit as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runs.result import METRICS, RESULT, Result
+from ..runs.result import METRICS, result_in
 from .canvas import Canvas, Panels, despine
 from .general import Column, Rows, columns_of
 
@@ -86,7 +86,7 @@ def curves_figure(
     for name, panel in zip(names, canvas.panels[1:], strict=True):
         bands[name].draw(panel, "C1", "validation")
         panel.set_ylabel(_axis(name.removeprefix("val_")))
-    results = [Result.from_json(file.read_text("utf-8")) for each in files if (file := each.parent / RESULT).is_file()]
+    results = [result for each in files if (result := result_in(each.parent)) is not None]
     for panel in canvas.panels:
         for result in results:
             panel.axvline(result.best_epoch, color="C7", ls=":", lw=1.2)

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..runs.folder import settings_in
-from ..runs.result import BASELINES, ERRICA
-from ..settings.hashing import data_settings, learnt
+from ..runs.result import BASELINES, ERRICA, settings_in
+from ..settings.hashing import data_settings, flattened, learnt
 from ..settings.settings import LABELS
 from ..tasks.metrics import metric_named
 from .cells import NAMES, NONE, Cell, Table, ours_cell, spread
@@ -203,7 +202,7 @@ def _settings(runs: Runs) -> dict[str, Any]:
         if line.result.study == ERRICA:  # each fold selects its own settings
             return {}
         try:
-            saved = settings_in(Path(line.result.run_dir)) if line.result.run_dir else {}
+            saved = flattened(settings_in(Path(line.result.run_dir))) if line.result.run_dir else {}
         except (OSError, ValueError):
             continue
         if saved:

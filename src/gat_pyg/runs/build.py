@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, cast
 from hydra.errors import HydraException
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, PNAConv
@@ -39,6 +40,7 @@ from ..models.encoders import Column, Encoder, columns_of, num_categories, num_u
 from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..settings.conf import instantiate
+from ..settings.errors import message
 from ..settings.hashing import MODEL, content_of_run
 from ..settings.names import dataset_name
 from ..settings.rules import similar
@@ -54,7 +56,7 @@ from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .gate import check_settings
 from .model_file import check_dtypes
-from .result import CONFIG
+from .result import CONFIG, settings_in
 from .warm_start import Earlier, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
@@ -273,15 +275,13 @@ def settings_of(run_dir: str | Path, trust: bool = False) -> Settings:
         FileNotFoundError: if the folder has no settings.
         ValueError: if the settings are not of this version, or as `gat_pyg.runs.gate.check_settings`.
     """
-    path = Path(run_dir) / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist. Give the folder that a run printed at its end.")
-    config = cast(DictConfig, OmegaConf.load(path))
+    values, path = settings_in(Path(run_dir)), Path(run_dir) / CONFIG
     if not trust:
-        values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
         check_settings(values, path)
-        config = OmegaConf.create(values)  # what was checked, without references
-    return Settings.parse(config)
+    try:
+        return Settings.parse(OmegaConf.create(values))
+    except (ValueError, KeyError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {message(error) or f'{error} is missing'}") from error
 
 
 def initial_model(settings: Settings, task: Task, seed: int) -> Built:

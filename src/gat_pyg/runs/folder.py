@@ -21,7 +21,7 @@ from ..settings.names import CREATED
 from ..settings.settings import Settings, differences
 from .process import end_with
 from .pruning import Pruner
-from .result import CHECKPOINT, CONFIG, RESULT, Result, append
+from .result import CHECKPOINT, CONFIG, RESULT, Result, append, result_in, settings_in
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them
@@ -135,7 +135,7 @@ class Job(NamedTuple):
         """The checkpoint from which the run in the folder started, which stays in its settings on resume."""
         if self.settings.ckpt_path != "last":
             return self.settings.ckpt_path
-        first = settings_in(self.folder).get("ckpt_path") if (self.folder / CONFIG).is_file() else None
+        first = settings_in(self.folder)["ckpt_path"] if (self.folder / CONFIG).is_file() else None
         return None if first in (None, "last") else str(first)
 
     @property
@@ -273,7 +273,7 @@ def _fresh(folder: Path) -> tuple[Path, int]:
 def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
     fresh, values = invocation.folder, flattened(settings.to_dict())
     if (fresh / CONFIG).is_file():
-        if changed := differences(settings_in(fresh), values):
+        if changed := differences(flattened(settings_in(fresh)), values):
             raise ValueError(
                 f"The run in {fresh} was started with other settings: {changed}. Resume it with its own, "
                 "or start again in another folder."
@@ -338,8 +338,8 @@ def _started(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 @functools.cache
 def _settings_since(changed: int, folder: Path) -> dict[str, Any]:
-    """Return `settings_in(folder)`, which each job of a sweep reads; `changed` is when the file was written, in ns."""
-    return settings_in(folder)
+    """Return flat `settings_in(folder)`, which each job of a sweep reads; the file was written at `changed`, in ns."""
+    return flattened(settings_in(folder))
 
 
 def _remove_unstarted(outputs: Path) -> None:
@@ -352,35 +352,10 @@ def _remove_unstarted(outputs: Path) -> None:
             drop_empty(folder)
 
 
-def settings_in(folder: Path) -> dict[str, Any]:
-    """Return the settings of the job in a folder by their dotted names; another version may have written them.
-
-    Raises:
-        ValueError: if they cannot be read.
-        FileNotFoundError: if there are none.
-    """
-    try:
-        return flattened(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"{relative_path(folder / CONFIG)} cannot be read, expected the settings of a run: {reason}."
-        ) from error
-
-
 def finished(folder: Path, results: str) -> Result | None:
     """Return the result of a finished run, or None; append its line to the shared file if it is missing there."""
-    if not (folder / RESULT).is_file():
+    if (result := result_in(folder)) is None:
         return None
-    try:
-        result = Result.from_json((folder / RESULT).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / RESULT} cannot be read: {error}. Remove it, and the same command with ckpt_path=last "
-            "trains this run again."
-        ) from error
     if is_first():
         append(result, results)
         (folder / CHECKPOINT).unlink(missing_ok=True)  # that of a stack is also of other runs

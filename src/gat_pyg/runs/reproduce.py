@@ -16,7 +16,7 @@ from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.hashing import flattened
 from ..settings.overrides import quoted, translated, value_text
 from ..settings.settings import INTERNAL, Settings
-from .result import CONFIG
+from .result import settings_in
 
 CHOICES = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # groups of which a file is chosen
 DEFAULT = ("loader=full", "encoding=none", "optimizer=adam", "scheduler=none")  # unless a recipe has others
@@ -28,13 +28,11 @@ def command_of(folder: str | Path, runs: int = 1) -> str | None:
 
     Composing the command gives the settings with the `config_hash` of the run.
     """
-    file = Path(folder) / CONFIG
     try:
-        saved: Any = OmegaConf.load(file)
-        wanted = Settings.parse(saved)
+        values = settings_in(Path(folder))
+        wanted = Settings.parse(OmegaConf.create(values))
     except (OSError, ValueError):
         return None
-    values: Any = OmegaConf.to_container(saved, resolve=True)
     chosen = [f"{group}={name}" for group in CHOICES if (name := _choice(group, values.get(group) or {}))]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder()), **VERSION_BASE):

@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
 
 from ..files import add, lock
 from ..tasks.metrics import metric_named
@@ -194,6 +196,49 @@ def versions() -> Mapping[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             result[package] = None
     return result
+
+
+# The files of a run -------------------------------------------------------------------------------------------------
+
+
+def result_in(folder: Path) -> Result | None:
+    """Return the result of the run in a folder, or None if it is not finished.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    if not (path := folder / RESULT).is_file():
+        return None
+    try:
+        return Result.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}. Remove it, and the same command with ckpt_path=last trains this run "
+            "again."
+        ) from error
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder, without references; another version may have written them.
+
+    Raises:
+        ValueError: if they cannot be read.
+        FileNotFoundError: if there are none.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Give the folder that a run printed at its end.")
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not isinstance(values["model"], dict):
+            raise ValueError("model has no settings")
+    except Exception as error:  # of YAML, of the encoding, of references
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} cannot be read, expected the settings of a run: {reason}.") from error
+    return dict(values)
+
+
+# The file of all results --------------------------------------------------------------------------------------------
 
 
 def append(result: Result, path: str | Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities import rank_zero_warn
-from omegaconf import OmegaConf
 from torch import nn
 
 from ..settings.hashing import content_of_run
@@ -18,7 +17,7 @@ from ..tasks.preparation import Preparation, attach
 from ..tasks.targets import Targets
 from ..tasks.task import Task
 from .model_file import arguments_of, described, fill_with, model_file, read, seeds_of
-from .result import CONFIG
+from .result import CONFIG, settings_in
 
 # Arguments of a model that are computed from its training data
 FITTED = ("categories", "edge_categories", "edge_dim", "learn_edges", "deg")
@@ -123,10 +122,8 @@ def with_earlier_model(settings: Settings, passed: Collection[str]) -> Settings:
     """
     if settings.from_ is None or not {"model", "model._target_"}.isdisjoint(passed):
         return settings
-    config = _file_of(Path(settings.from_).expanduser(), settings.seed).with_name(CONFIG)
-    if not config.is_file():
+    if not (saved := _earlier(settings.from_, settings.seed)):
         return settings
-    saved: Any = OmegaConf.to_container(OmegaConf.load(config))
     changed = {name.split(".")[1] for name in passed if name.startswith("model.")}
     values = {key: value for key, value in saved["model"].items() if key not in changed}
     values |= {key: value for key, value in settings.model.values.items() if key in changed}
@@ -138,13 +135,18 @@ def warn_of_overlap(settings: Settings) -> None:
     """Warn if the earlier run was trained on the same files with another split."""
     if settings.from_ is None or settings.content is None:
         return
-    config = _file_of(Path(settings.from_).expanduser(), settings.seed).with_name(CONFIG)
-    saved: Any = OmegaConf.to_container(OmegaConf.load(config)) if config.is_file() else {}
-    if saved.get("content") == settings.content and saved["split"] != dataclasses.asdict(settings.split):
+    saved = _earlier(settings.from_, settings.seed)
+    if saved.get("content") == settings.content and saved.get("split") != dataclasses.asdict(settings.split):
         rank_zero_warn(
             f"from={settings.from_} was trained on the same files with another split, so rows of this test may have "
             "trained it, and the score would be too good. Choose its split, or other files."
         )
+
+
+def _earlier(run: str, seed: int) -> dict[str, Any]:
+    """Return the settings of the run from which a seed starts; none of a model alone."""
+    folder = _file_of(Path(run).expanduser(), seed).parent
+    return settings_in(folder) if (folder / CONFIG).is_file() else {}
 
 
 def _file_of(run: Path, seed: int) -> Path:

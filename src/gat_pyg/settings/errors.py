@@ -18,15 +18,18 @@ from .settings import FACTORIES, rules
 EXAMPLES = {"dataset.path": "graph.npz"}  # values of settings that have no default
 
 
-def message(error: Exception) -> str | None:
-    """Return a message for an error of the user, the disk or Hydra; None for errors that need their traceback."""
+def message(error: Exception, training: bool = True) -> str | None:
+    """Return a message for an error of the user, the disk or Hydra; None for errors that need their traceback.
+
+    `training` is False for a verb, which has no settings to choose other folders or to continue.
+    """
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name} is unknown.{similar(name, error.options, f'{group}=')}"
     if isinstance(error, OverrideParseException):
         return _unreadable(error)
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
-        return message(error.__cause__) or str(error)
+        return message(error.__cause__, training) or str(error)
     if isinstance(error, (ConfigAttributeError, ConfigKeyError)) and error.full_key:
         return _unknown(error)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's; the import would take a second
@@ -40,7 +43,7 @@ def message(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is None and _is_of_stdout():
         return f"standard output could not be written: {error.strerror}. Results that were written to files are kept."
     if isinstance(error, OSError) and error.filename is not None:
-        return _unwritten(error)
+        return _unwritten(error, training)
     frames = traceback.extract_tb(error.__traceback__)
     in_package = frames and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
     return str(error) if in_package and isinstance(error, (ValueError, TypeError, OSError, ImportError)) else None
@@ -83,10 +86,12 @@ def _is_of_stdout() -> bool:
     return False
 
 
-def _unwritten(error: OSError) -> str:
+def _unwritten(error: OSError, training: bool) -> str:
     if (number := full(error)) is None:
-        return f"{error.filename}: {error.strerror}. Choose a folder that can be written: hydra.run.dir=... outputs=..."
+        folders = ": hydra.run.dir=... outputs=..." if training else "."
+        return f"{error.filename}: {error.strerror}. Choose a folder that can be written{folders}"
+    resume = "; with ckpt_path=last it continues from the last checkpoint" if training else ""
     return (
-        f"{error.filename} could not be written: {FULL[number]}. Its previous content is intact. Free some space, and "
-        "repeat the command; a training continues from its last checkpoint by ckpt_path=last."
+        f"{error.filename} could not be written: {FULL[number]}. Its previous content is intact. Free some space, then "
+        f"repeat the command{resume}."
     )

@@ -31,10 +31,9 @@ from ..runs.folder import (
     has_progress,
     relative_path,
     remove_checkpoints,
-    settings_in,
 )
 from ..runs.process import check_gpus
-from ..runs.result import CONFIG, ERRICA, Result
+from ..runs.result import CONFIG, ERRICA, Result, settings_in
 from ..runs.stacked import grouped, stack_key
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.errors import message
@@ -358,7 +357,7 @@ def _entries(requested: Iterable[Any], in_file: Iterable[Any]) -> list[tuple[str
 def _check_settings(cell: Job) -> None:
     """Raise ValueError if an earlier call started the cell with other settings."""
     if (cell.folder / CONFIG).is_file():
-        old, new = settings_in(cell.folder), flattened(cell.settings.to_dict())
+        old, new = flattened(settings_in(cell.folder)), flattened(cell.settings.to_dict())
         if changed := differences({**old, "runs": 0, "seed": 0}, {**new, "runs": 0, "seed": 0}):
             raise ValueError(
                 f"{cell.folder} was started with other settings: {changed}. Choose other outputs=..., or remove the "

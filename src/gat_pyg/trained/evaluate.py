@@ -19,7 +19,7 @@ from ..data.rows import read_rows
 from ..runs.build import build_data, build_module, build_trainer, settings_of
 from ..runs.model_file import seeds_of
 from ..runs.process import deterministic, elements, suited_threads
-from ..runs.result import CHECKPOINT, RESULT, Result
+from ..runs.result import CHECKPOINT, result_in
 from ..settings.settings import Factory, Settings
 from ..tasks.metrics import metric_named
 from ..tasks.objective import Objective, any_known
@@ -113,8 +113,8 @@ def evaluate(
             _tested(settings_of(place, trust), task, model, number, place)
             for (number, place), model in zip(folders.items(), trained.models, strict=True)
         ]
-        finished = {number: place for number, place in folders.items() if (place / RESULT).is_file()}
-        recorded = {number: _recorded(place).value for number, place in finished.items()}
+        results = {number: result_in(place) for number, place in folders.items()}
+        recorded = {number: result.value for number, result in results.items() if result is not None}
     else:
         graphs, recorded = _read(trained, data), {}
         tested = _labelled(trained, graphs)
@@ -138,13 +138,9 @@ def evaluate(
 
 def _seed_of(folder: Path, trust: bool) -> int:
     """Return the seed of a run, which may not be finished; 0 of a model alone."""
-    if (folder / RESULT).is_file():
-        return _recorded(folder).seed
+    if (result := result_in(folder)) is not None:
+        return result.seed
     return settings_of(folder, trust).seed if (folder / CHECKPOINT).is_file() else 0
-
-
-def _recorded(folder: Path) -> Result:
-    return Result.from_json((folder / RESULT).read_text(encoding="utf-8"))
 
 
 def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
