@@ -111,6 +111,7 @@ def _session(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], 
     os.setsid()
     for descriptor, output in enumerate(outputs, 1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), descriptor)
+    multiprocessing.set_start_method("fork", force=True)  # that of a command
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may start others
     _main(arguments, cwd, environment)
 

@@ -1408,6 +1408,9 @@ def test_killed_run_on_a_file_equals_an_uninterrupted_one(command: Command, kind
     assert_same_runs("whole", "killed")
 
 
+WORKERS = ("training.max_epochs=9", "loader=neighbor", "loader.num_workers=2")
+
+
 def metrics_in(folder: str) -> list[Path]:
     return [*Path(folder).rglob("metrics.csv")]
 
@@ -1432,23 +1435,28 @@ def test_signal_before_the_training_ends_it_with_one_line(
 @pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(
-    ("number", "seeds"),
+    ("number", "settings"),
     [
-        pytest.param(signal.SIGINT, 1, id="SIGINT", marks=pytest.mark.weekly),
-        pytest.param(signal.SIGTERM, 3, id="SIGTERM"),
+        pytest.param(signal.SIGTERM, ("training.max_epochs=60", "runs=3"), id="SIGTERM"),
+        pytest.param(signal.SIGTERM, WORKERS, id="SIGTERM, workers"),
+        pytest.param(signal.SIGINT, WORKERS, id="SIGINT, workers", marks=pytest.mark.weekly),
     ],
 )
-def test_signal_writes_a_checkpoint(command: Command, number: signal.Signals, seeds: int):
-    many = ("training.max_epochs=60", "training.lr=0.02", f"runs={seeds}")  # over in less than checkpoint_every
+def test_a_signal_to_all_processes_writes_a_checkpoint(
+    command: Command, number: signal.Signals, settings: tuple[str, ...]
+):
+    many = ("training.lr=0.02", *settings)  # over in less than checkpoint_every
     command(*many, "outputs=whole")
     process = outside(*many, "outputs=ended")
     while process.poll() is None and not list(Path("ended").rglob("metrics.csv")):
         time.sleep(0.005)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, output = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, output
     assert re.search(r"Stopped in ended/\S+\. The same command with ckpt_path=last finishes it\.\n$", output)
     assert "Traceback" not in output and not runs("ended") and len(list(Path("ended").rglob("*last.ckpt"))) == 1
+    with pytest.raises(ProcessLookupError):  # no worker is left
+        os.killpg(process.pid, 0)
     command(*many, "outputs=ended", "ckpt_path=last")
     assert_same_runs("whole", "ended")
 

@@ -82,6 +82,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pru
             if monitor.lost:
                 raise ValueError(missing(monitor.lost, trainer.world_size)) from error
             if str(error).startswith("DataLoader worker"):
+                if resumable.status is not None:  # a signal to all processes came before the worker ignored it
+                    raise SystemExit(resumable.status) from None
                 raise ValueError(
                     "A worker process (loader.num_workers) ended or was killed, perhaps for lack of memory. The same "
                     "command with ckpt_path=last continues from the last checkpoint; loader.num_workers may differ."

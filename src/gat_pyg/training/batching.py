@@ -277,7 +277,7 @@ class Parts(Subgraphs):
         """Return batches of this process's parts, in an order determined by seed and epoch."""
         share = _shares("part", range(self.num_parts), self.batch_size, trainer, self.seed)
         return Cut(
-            list(range(self.num_parts + 1)),  # type: ignore[arg-type]  # the last part is empty, for padding
+            list(range(self.num_parts + 1)),  # the last part is empty, for padding
             batch_size=share.each,
             sampler=share,
             collate_fn=Clusters(_graph_of(self.task), self.part),

@@ -67,6 +67,11 @@ class Resumable(Callback):
         now = time.perf_counter() if self._end is None else self._end
         return self._before + max(now - self._start, 0.0)
 
+    @property
+    def status(self) -> int | None:
+        """The status to exit with after a signal, which a process of the training has too; None without one."""
+        return self._status
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock and install the signal handler."""
         self._start, self._end = time.perf_counter(), None

@@ -15,6 +15,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from ..tasks.objective import MASKS, Objective
+from .signals import keep_working
 
 
 class Batches:
@@ -68,6 +69,9 @@ class Shares(DistributedSampler[Data]):
 
 class _Late:
     """A loader that starts its workers with the first batch, since a resumed run sets its epoch just before that."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"worker_init_fn": keep_working})
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()  # type: ignore[misc]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -33,7 +36,7 @@ def _interruptible() -> Iterator[None]:
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Context manager: install a handler of SIGINT and SIGTERM, unless they are ignored; only in the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    before = {number: signal.getsignal(number) for number in SIGNALS if is_main}
     before = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
     try:
         for number in before:
@@ -42,3 +45,19 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def keep_working(worker: int) -> None:
+    """Ignore SIGINT and SIGTERM in a worker process of a loader, unless its parent sends them.
+
+    A signal to all processes of a job ends the parent after its epoch, which needs the batches of the workers.
+    """
+    if hasattr(signal, "sigwaitinfo"):  # Linux: elsewhere the sender is unknown
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        threading.Thread(target=_end_by_parent, daemon=True).start()
+
+
+def _end_by_parent() -> None:
+    while signal.sigwaitinfo(SIGNALS).si_pid != os.getppid():
+        pass
+    os._exit(0)
