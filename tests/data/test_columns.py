@@ -117,6 +117,7 @@ KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why
     ([*NUMBERS, "twenty"], ValueError("t, row 30: v is 'twenty', expected a number. Leave the field empty")),
     ([*NUMBERS, *NUMBERS, ">90", ">90"], ValueError("row 60: v is '>90', expected a number .and 1 more row.")),
     (["2024-01-01"] * 30 + ["2024-02-30"], ValueError("row 30: v is '2024-02-30', expected a date")),
+    (["1,250", "2,500", "3,750"], ValueError("row 0: v is '1,250', whose comma may divide thousands .and 2 more rows")),
     (["01/02/2020", "03/04/2021"], ValueError("may begin with the day or the month")),
     ([1.0, 2.0, float("inf")], ValueError("row 2: v is inf, expected a finite number")),
     (["1", "2", "=A1+B2"], ValueError("row 2: v is '=A1\\+B2', a formula")),
@@ -271,6 +272,7 @@ def test_a_table_and_a_later_one_are_equal_in_all_nine_pairs_and_row_by_row(form
 
 
 def test_arrays_in_cells_are_columns_of_numbers():
+    assert frame_of(pd.DataFrame({"id": [(0, 1), (0, 2)]}), "t")["id"].tolist() == ["(0, 1)", "(0, 2)"]  # of a grid
     nodes, edges = typed(12)
     nodes = nodes[["account", "y"]].assign(emb=[np.array([row, 0.5 * row]) for row in range(12)])
     options = {"target": "y", "task": "node_classification", "val": 3, "test": 3}
@@ -340,7 +342,7 @@ def test_ends_are_found_by_their_names_or_asked_for(header: str):
         task = tables(None, frame, bipartite=True, val=2, test=2)
         assert (task.source["src"], task.source["dst"]) == ENDS[header]  # type: ignore[index]
         src, dst = ENDS[header]
-        assert f"ends {src} of edges and {dst} of edges; " in task.notes[0]
+        assert f"ends {src} of edges and {dst} of edges" in task.notes[0]
 
 
 @pytest.mark.parametrize("first", ["", "index", "X", "rank"])

@@ -135,8 +135,8 @@ def test_a_change_of_other_rows_changes_neither_the_encoding_nor_the_training_ro
 
 
 def test_amounts_that_differ_by_orders_of_magnitude_are_logarithms():
-    amounts = np.array([*range(1, 201), 1e7, -1e7])
-    features = Features.fit(pd.DataFrame({"v": amounts}), ["v"], np.full(202, True))
+    amounts = np.array([*range(1, 201), 1e7, -1e308, 1e308])
+    features = Features.fit(pd.DataFrame({"v": amounts}), ["v"], np.full(203, True))
     logarithms = np.sign(amounts) * np.log1p(np.abs(amounts))
     expected = torch.tensor((logarithms - logarithms.mean()) / logarithms.std()).float()
     torch.testing.assert_close(features(pd.DataFrame({"v": amounts}))[:, 0], expected)

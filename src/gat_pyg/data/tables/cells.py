@@ -91,6 +91,15 @@ def is_code(text: str) -> bool:
     return _CODE.fullmatch(text) is not None
 
 
+def is_ambiguous(text: str) -> bool:
+    """Return True for a number whose comma is decimal or divides groups of digits.
+
+    >>> is_ambiguous("1,250"), is_ambiguous("0,250")
+    (True, False)
+    """
+    return _EITHER.fullmatch(text) is not None
+
+
 def is_date_like(text: str) -> bool:
     """Return True for a text that seems to be a date.
 

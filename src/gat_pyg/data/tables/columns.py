@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...files import needs
-from .cells import FORMS, MISSING, Column, is_code, is_date_like, number, parsed
+from .cells import FORMS, MISSING, Column, is_ambiguous, is_code, is_date_like, number, parsed
 from .files import file_of, refuse
 
 MOST = 100  # categories of a column that get a feature each
@@ -194,6 +194,9 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
     if numbers and sum(map(counts.__getitem__, wrong)) < share * total:
         _refuse_few(column, wrong, "number")
         return "number", ""
+    if 2 * sum(map(counts.__getitem__, commas := {*filter(is_ambiguous, texts)})) > total:
+        answers = "Write a decimal point or no comma, or name the column in categories"
+        column.refuse(commas, f"{column.name} is {{{column.name}}}, whose comma may divide thousands. {answers}.")
     sample = texts[:: max(1, len(texts) // 100)]
 
     def are(like: Sequence[bool]) -> bool:
@@ -246,8 +249,10 @@ def _scale(column: Column, rows: Any, kind: str, form: str) -> dict[str, Any] | 
     if not len(known):
         return "empty in the training rows"
     limits = [float(known.min()), float(known.max())]
-    has_gaps, has_tail = len(known) < len(values), np.abs(known - known.mean()).max() > TAIL * known.std()
-    if is_log := bool(has_tail) and not form:
+    has_gaps = len(known) < len(values)
+    with np.errstate(over="ignore", invalid="ignore"):  # of 1e308
+        has_tail = not np.abs(known - known.mean()).max() <= TAIL * known.std() < np.inf
+    if is_log := has_tail and not form:
         known = _logarithm(known)
     mean, std, fill = float(known.mean()), float(known.std()), float(np.median(known))
     if std <= 1e-12 * abs(mean) and not has_gaps:

@@ -113,7 +113,7 @@ def _plain(frame: Any, attrs: dict[str, Any]) -> Any:
         if str(column.dtype) not in ("int64", "float64", "uint64", "str"):
             kind = pd.api.types.infer_dtype(column, skipna=True)
             first = next(iter(column.dropna()), None)
-            if isinstance(first, (list, tuple, np.ndarray)):
+            if isinstance(first, (list, np.ndarray)):
                 columns |= _spread(frame, name, column)
                 continue
             if kind in ("datetime64", "datetime", "date"):

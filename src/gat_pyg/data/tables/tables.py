@@ -398,7 +398,7 @@ def _notes(
         own = [name for name in features.columns if name not in DEGREES]
         names = [*own] if len(own) <= LISTED else [f"{len(own)} columns"]
         names += ["the numbers of edges from and to each"] * (len(own) < len(features.columns))
-        parts += [f"{features.size} feature{'s' * (features.size != 1)} of {item}s: {', '.join(names) or 'none'}"]
+        parts += [f"{features.size} feature{'s' * (features.size != 1)} of {item}s: {', '.join(names)}"] * bool(names)
     yield "; ".join(parts)
     for item, features in fitted.items():
         reasons = [f"{name} ({why})" for name, why in features.left_out.items() if name not in DEGREES]
