@@ -848,6 +848,8 @@ class Listing(nn.Linear):
             r"it calls \.item\(\) on a tensor",
         ),
         (lambda: GCN(-1, 4, 2, 3), "it has lazy parameters, whose shapes are unknown before the first call"),
+        (lambda: GAT(6, [4], 3, [2, 1], negative_slope=float(torch.rand(()))), r"model 1 .* but not negative_slope"),
+        (lambda: GAT(6, [4], 3, [2, 1], edge_dropout=float(torch.rand(()))), r"model 1 .*edge_dropout=0"),
         (lambda: Lost(6, 3), r"torch\.func\.vmap fails \(there is no rule\)"),
     ],
 )

@@ -152,9 +152,9 @@ def train(
     With many graphs, all seeds take the same batches, in the order of the first seed: seed s takes the steps of a
     single run with `TaskData(task, batch_size, seed=seeds[0])`.
 
-    Settings may differ in all that leaves the shape of the model as it is: learning rate, weight decay, dropout, the
-    numbers of the loss, clipping, patience. Each setting with each seed is trained as it would be alone, with its own
-    optimizer state, dropout masks and stopping.
+    Settings may differ in learning rate, weight decay, dropout, the numbers of the loss, clipping and patience, but not
+    in the shape of the model, nor in `negative_slope` or `edge_dropout`. Each setting with each seed is trained as it
+    would be alone, with its own optimizer state, dropout masks and stopping.
 
     Args:
         make_model: returns a fresh model, called as in `Transductive`.

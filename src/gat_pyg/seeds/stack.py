@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from ..features.dropout import dropout_of_torch
 from ..tasks.model import members
 
+FIXED = ("negative_slope", "edge_dropout")  # kernels take the first as a plain number, and layers branch on the second
+
 
 class Stack(nn.Module):
     """S models of one shape, called as one: the output is `[S, N, K]` if each returns `[N, K]`.
@@ -25,14 +27,15 @@ class Stack(nn.Module):
     `torch.func.vmap` maps. `stack[s]` is a copy of one model, and `len(stack)` is S. Random numbers are drawn for all
     models at once, except in gat_pyg's layers, where `gat_pyg.philox.keyed` may have a key for each model.
 
-    Attributes of the models and their modules may differ if they are numbers, as those of dropout. In a call, such an
-    attribute is a tensor without dimensions, over which vmap maps as over the weights.
+    Attributes of the models and their modules may differ if they are fractional numbers, as those of dropout, but not
+    `negative_slope` and `edge_dropout`. In a call, such an attribute is a tensor without dimensions, over which vmap
+    maps as over the weights.
 
     The averaged prediction of an ensemble is `stack(x, edge_index).softmax(-1).mean(0)`.
 
     Raises:
         ValueError: if there is no model, parameters or buffers differ in name or shape from the first model's, or a
-            plain attribute differs that is not a fractional number.
+            plain attribute differs that is not a fractional number, or is one of `FIXED`.
 
     Example:
         >>> stack = Stack([nn.Linear(5, 2) for _ in range(3)])
@@ -176,12 +179,14 @@ def _differing(models: Sequence[nn.Module]) -> list[Numbers]:
     differing = [name for name in names if any(each.get(name) != first.get(name) for each in plain)]
     for name in differing:
         values = [each.get(name) for each in plain]
-        if not all(type(value) in (int, float) for value in values) or float not in map(type, values):
+        are_numbers = all(type(value) in (int, float) for value in values) and float in map(type, values)
+        if name[1] in FIXED or not are_numbers:
             index, other = next((i, value) for i, value in enumerate(values) if value != values[0])
             where = ".".join(filter(None, name))
             raise ValueError(
                 f"model {index} of the stack has {where}={other!r}, expected {values[0]!r} as in the first: models "
-                "that differ only in fractional numbers, such as the probability of dropout."
+                "that differ only in fractional numbers, such as the probability of dropout, but not "
+                f"{' or '.join(FIXED)}."
             )
     return [{name: each[name] for name in differing} for each in plain]
 
