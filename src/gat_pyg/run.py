@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -57,9 +58,24 @@ def main() -> None:
         if (line := completed(os.environ["COMP_LINE"])) is None:
             return
         os.environ["COMP_LINE"] = line
+    restart_without_thread_caches()
     sys.argv[1:] = translated(sys.argv[2:] if sys.argv[1:2] == [TRAIN] else sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE, **TRUSTED)(_job)()
+
+
+def restart_without_thread_caches() -> None:
+    """Start the command again in the same process, without glibc's caches of small freed blocks.
+
+    Such blocks lie between those of batches of varying size, so that a training's memory grows from epoch to epoch.
+    glibc reads the variable only as a process starts. A process that is not the command's alone is not restarted, nor
+    one in which the user has set the variable.
+    """
+    is_ours = (__name__ == "__main__" or Path(sys.argv[0]).name == "gat-pyg") and "torch" not in sys.modules
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and is_ours and "tcache_count" not in tunables:
+        os.environ["GLIBC_TUNABLES"] = f"{tunables}:glibc.malloc.tcache_count=0".lstrip(":")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def print_help(arguments: Sequence[str]) -> None:

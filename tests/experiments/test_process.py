@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
 
+import gat_pyg.run
 from gat_pyg.runs import process
 from gat_pyg.runs.process import ELEMENTS, granted, reset_peak, suited_threads
 
@@ -24,21 +26,13 @@ def eight(monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("elements", "expected"), [(0, 1), (ELEMENTS, 1), (3 * ELEMENTS, 3), (100 * ELEMENTS, 8)])
-def test_no_more_threads_than_the_work_keeps_busy(eight, elements, expected):
-    with suited_threads(elements) as number:
+@pytest.mark.parametrize(
+    ("elements", "cores", "expected"), [(0, 8, 1), (3 * ELEMENTS, 8, 3), (100 * ELEMENTS, 8, 8), (100 * ELEMENTS, 2, 2)]
+)
+def test_no_more_threads_than_the_work_and_the_machine_keep_busy(eight, monkeypatch, elements, cores, expected):
+    monkeypatch.setattr(process, "granted", lambda: cores)
+    with suppress(KeyError), suited_threads(elements) as number:
         assert number == torch.get_num_threads() == expected
-    assert torch.get_num_threads() == 8
-
-
-def test_no_more_threads_than_the_machine_grants(eight, monkeypatch):
-    monkeypatch.setattr(process, "granted", lambda: 2)
-    with suited_threads(100 * ELEMENTS) as number:
-        assert number == 2
-
-
-def test_the_number_is_restored_after_an_error(eight):
-    with pytest.raises(KeyError), suited_threads(0):
         raise KeyError
     assert torch.get_num_threads() == 8
 
@@ -71,6 +65,23 @@ sys.exit("too late" if "torch" in sys.modules else os.environ.get("OMP_WAIT_POLI
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)
     assert done.stderr == expected + "\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+@pytest.mark.parametrize("before", ["", "glibc.malloc.perturb=1"])
+def test_the_command_starts_once_more_without_caches_of_small_blocks(monkeypatch, before):
+    starts = []
+    monkeypatch.setattr(os, "execv", lambda *program: starts.append((*program, os.environ["GLIBC_TUNABLES"])))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "gat_pyg.run", "dataset=cora"])
+    monkeypatch.setenv("GLIBC_TUNABLES", before)
+    for program in ("gat-pyg", "other.py"):
+        monkeypatch.setattr(sys, "argv", [f"/bin/{program}"])
+        gat_pyg.run.restart_without_thread_caches()
+        with monkeypatch.context() as first:  # torch is not imported yet
+            first.delitem(sys.modules, "torch")
+            gat_pyg.run.restart_without_thread_caches()
+    expected = ":".join(filter(None, [before, "glibc.malloc.tcache_count=0"]))
+    assert starts == [(sys.executable, [sys.executable, *sys.orig_argv[1:]], expected)]
 
 
 def test_the_package_alone_imports_no_torch():

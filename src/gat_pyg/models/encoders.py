@@ -71,8 +71,8 @@ class Encoder(nn.Module):
     def __init__(self, categories: Sequence[Column], out_channels: int | None, init: str = "xavier_uniform") -> None:
         super().__init__()
         scales = [(0.0, 1.0) if isinstance(column, int) else tuple(column) for column in categories]
-        sizes_of = [column if isinstance(column, int) else 0 for column in categories]
-        if not categories or min(sizes_of) < 0 or not all(len(scale) == 2 and scale[1] > 0 for scale in scales):
+        self.categories = tuple(column if isinstance(column, int) else 0 for column in categories)
+        if not categories or min(self.categories) < 0 or not all(len(scale) == 2 and scale[1] > 0 for scale in scales):
             raise ValueError(
                 f"categories is {list(categories)}, expected for each column the number of its categories, or for a "
                 "continuous column 0, or its mean and standard deviation."
@@ -80,11 +80,10 @@ class Encoder(nn.Module):
         if init not in INITS:
             raise ValueError(f"init is {init!r}, expected one of {', '.join(INITS)}.")
         self._columns = tuple(column if isinstance(column, int) else tuple(column) for column in categories)
-        categories, self.init = sizes_of, init
-        self.categories = tuple(categories)
-        sizes = torch.tensor([size for size in categories if size], dtype=torch.long)
-        discrete = [column for column, size in enumerate(categories) if size]
-        continuous = [column for column, size in enumerate(categories) if not size]
+        self.init = init
+        sizes = torch.tensor([size for size in self.categories if size], dtype=torch.long)
+        discrete = [column for column, size in enumerate(self.categories) if size]
+        continuous = [column for column, size in enumerate(self.categories) if not size]
         self.register_buffer("_sizes", sizes, persistent=False)
         self.register_buffer("_first", sizes.cumsum(0) - sizes, persistent=False)  # row of each column's category 0
         self.register_buffer("_discrete", torch.tensor(discrete, dtype=torch.long), persistent=False)
