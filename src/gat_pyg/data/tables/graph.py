@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...files import needs
-from .choice import are_of_one_kind, check_columns, choose_ends, id_column, warn_of_header
+from .choice import are_of_one_kind, check_columns, choose_ends, id_column
 from .files import file_of, frame_of
 from .ids import Ids, check_distinct, positions, presented, read_ids
 from .programs import graph_tables, is_graph
@@ -167,10 +167,3 @@ def ends_of(ends: Sequence[Ids], sides: Sequence[Any], place: str) -> Tensor:
     src = positions(ends[0], sides[0], place)
     dst = positions(ends[1], sides[-1], place) + (len(sides[0]) if len(sides) > 1 else 0)
     return torch.from_numpy(np.stack([src, dst]))
-
-
-def check_headers(of: Tables, source: Mapping[str, Any]) -> None:
-    """Warn if the name of a column of ids is one of its ids."""
-    warn_of_header(of.edges, [source["src"], source["dst"]])
-    if of.nodes is not None and len(of.sides) == 1:
-        warn_of_header(of.nodes, [source["id"]])

@@ -343,6 +343,6 @@ def _columns_of(key: str, value: Any, N: int) -> dict[str, Any] | None:
     K = dense.shape[1]
     names: Sequence[str] = [key] if K == 1 else [f"{key}.{number}" for number in range(K)]
     if key == "local_info" and len(FACEBOOK) == K:  # categories, 0 where missing
-        names = FACEBOOK
-        dense = np.array([[str(int(code)) if code else None for code in row] for row in dense], object)
+        codes = [[int(code) if code else None for code in column] for column in dense.T]
+        return dict(zip(FACEBOOK, map(needs("pandas", "formats").Categorical, codes), strict=True))
     return dict(zip(names, dense.T.tolist() if dense.dtype == object else dense.T, strict=True))

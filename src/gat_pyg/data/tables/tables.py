@@ -20,10 +20,10 @@ from ...tasks.task import Task
 from ..arrays.from_pyg import name_of_file
 from ..links import divided_links, link_task
 from ..splits import check_classes, draw_masks
-from .choice import check_columns
+from .choice import check_columns, warn_of_header
 from .columns import Features, missing_column
 from .files import file_of, frame_of, unnamed
-from .graph import DEGREES, LEARNT, Tables, are_several, check_headers, ends_of, read_tables, with_degrees
+from .graph import DEGREES, LEARNT, Tables, are_several, ends_of, read_tables, with_degrees
 from .ids import presented, read_ids
 from .programs import is_graph
 from .split_columns import masks_by_column, masks_by_time, warn_of_splits
@@ -123,7 +123,9 @@ def tables(
         source["missing"] = [*like.get("missing", ())]
     used = (*([target] if isinstance(target, str) else target or ()), *ignore, column, time)
     of = read_tables(nodes, edges, source, used)
-    check_headers(of, source)
+    warn_of_header(of.edges, [source["src"], source["dst"]])
+    if of.nodes is not None and not source["are_two"]:
+        warn_of_header(of.nodes, [source["id"]])
     targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
     item, goal = _item(of, targets, task)
     of = with_degrees(of) if item == "node" else of
