@@ -25,9 +25,7 @@ from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.report import explanation_figure
 from gat_pyg.runs.build import task_of
-from gat_pyg.trained import predict as predictions
 from gat_pyg.trained import top_links
-from gat_pyg.trained.predict import run_task
 from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
@@ -189,9 +187,9 @@ def test_a_level_adds_sets_and_intervals(
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "calibration.json").unlink()
     read: list[Path] = []
-    monkeypatch.setattr(predictions, "run_task", lambda folder, trust: read.append(folder) or run_task(folder))
+    monkeypatch.setattr("gat_pyg.trained.trained.task_of", lambda run, trust: read.append(run) or task_of(run))
     again = predict(tmp_path / "copy", level=0.6)  # computed from the data, which are read once
-    assert again.attrs["uncertainty"] == seeds.text(0.6) and read == [tmp_path / "copy"]
+    assert again.attrs["uncertainty"] == seeds.text(0.6) and read == [tmp_path / "copy" / "seed-0"]
     np.testing.assert_allclose(again[["p_no", "p_yes"]], p, rtol=1e-5)
     assert evaluate(run, level=0.6).uncertainty == seeds.text(0.6)
     capsys.readouterr()

@@ -26,6 +26,7 @@ def predict(
     seed: int | None = None,
     top_k: int | None = None,
     level: float | None = None,
+    keep: str | None = None,
     trust: bool = False,
 ) -> None:
     """Write the predictions of a trained run as a table.
@@ -37,11 +38,13 @@ def predict(
         seed: seed of the model, if the run has several; without it, the mean over all and its standard deviation
         top_k: the number of most probable new links of each node, instead of a row for each pair
         level: such as 0.9, adds prediction sets or intervals that hold this share of the labels
+        keep: columns of the table that are written too, as in date,carrier
         trust: build whatever the folder's settings name, as in your own runs; else only classes of gat_pyg, PyG and OGB
     """
     from ..trained.predict import predict
 
-    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level, trust=trust)
+    kept = keep.split(",") if keep else []
+    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level, keep=kept, trust=trust)
     print(f"{len(frame):,} predictions in {out}")
     if level is not None:
         print(frame.attrs["uncertainty"])
@@ -194,7 +197,7 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     """Return the parser of a verb's arguments; those by keyword only are options.
 
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
-    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None, trust=False)
+    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None, keep=None, trust=False)
     """
     texts = documented(verb)
     summary = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")[0]

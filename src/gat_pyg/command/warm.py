@@ -21,7 +21,7 @@ from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
 from ..kernels.device import FILES, missing_reason
 from ..trained.export import Prepared
-from ..trained.predict import predictor_of
+from ..trained.trained import Trained
 
 SIZES = ((8, 8), (4, 32))  # heads and channels of each
 CONVS: tuple[Any, ...] = (GATConv, GATv2Conv, TransformerConv)
@@ -171,7 +171,7 @@ def _inputs(layer: Any, num_edges: int, like: Tensor) -> tuple[Any, ...]:
 @torch.no_grad()
 def _predict(run: Path, device: str) -> None:
     """Predict for a random graph."""
-    network = Prepared(predictor_of(run)).to(device)
+    network = Prepared(Trained.open(run).predictor).to(device)
     for num_edges in EDGES:
         inputs = network.example(NODES, num_edges, 2, 5, torch.Generator().manual_seed(0))
         network(**{key: value.to(device) for key, value in inputs.items()})

@@ -6,30 +6,26 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..data.links import with_other_pairs
-from ..data.rows import read_rows
 from ..runs.build import build_data, build_module, build_trainer, settings_of
-from ..runs.model_file import seeds_of
 from ..runs.process import deterministic, elements, suited_threads
 from ..runs.result import CHECKPOINT, result_in
 from ..settings.settings import Factory, Settings
 from ..tasks.metrics import metric_named
 from ..tasks.objective import Objective, any_known
-from ..tasks.preparation import Preparation, attach
 from ..tasks.task import Task
 from ..training.progress import quiet
 from .load import Predictor
-from .predict import Seed, labels_of, outputs, predictor_of, run_task
 from .top_links import check_top_k, recall
-from .uncertainty import Rows, of_run
+from .trained import Seed, Trained, labels_of
+from .uncertainty import Rows, calibration_of
 
 ONE_PROCESS: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 
@@ -97,17 +93,15 @@ def evaluate(
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
-    trained, folder = predictor_of(run_dir, seed, trust=trust), Path(run_dir)
-    preparation = cast(Preparation, trained.preparation)
-    objective = trained.run_objective
+    trained = Trained.open(run_dir, seed, trust=trust)
+    objective = trained.objective
     if top_k is not None:
         check_top_k(trained, top_k)
-    seeds = seeds_of(folder)
-    folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
-    folders = folders or {_seed_of(folder, trust): folder}
-    read = cache(partial(run_task, run_dir, trust))
+    folders = {
+        _seed_of(trained, place) if number is None else number: place for number, place in trained.folders.items()
+    }
     if data is None:
-        task = read()
+        task = trained.task
         objective, graphs = task.objective, task.test
         tested = [
             _tested(settings_of(place, trust), task, model, number, place)
@@ -124,23 +118,23 @@ def evaluate(
     if top_k is not None:
         name = f"recall@{top_k}"
         for model, its in zip(trained.models, scores.values(), strict=True):
-            attach(alone := Predictor([model], objective), preparation)
+            alone = replace(trained, predictor=Predictor([model], objective))
             its[name] = averaged[name] = _recall(alone, graphs[0], top_k)
         if len(scores) > 1:
             averaged[name] = _recall(trained, graphs[0], top_k)
     text = ""
     if level is not None:
-        run = of_run(run_dir, seed, trained, read, trust)
+        run = calibration_of(trained)
         rows = Rows(predictions, tested[0][1])
         text = run.text(level) if data is None else replace(run, caveat="").measured_on(rows).text(level, "labels")
-    return Evaluation(scores, averaged, recorded, preparation.class_names, text)
+    return Evaluation(scores, averaged, recorded, trained.preparation.class_names, text)
 
 
-def _seed_of(folder: Path, trust: bool) -> int:
+def _seed_of(trained: Trained, folder: Path) -> int:
     """Return the seed of a run, which may not be finished; 0 of a model alone."""
     if (result := result_in(folder)) is not None:
         return result.seed
-    return settings_of(folder, trust).seed if (folder / CHECKPOINT).is_file() else 0
+    return trained.settings.seed if (folder / CHECKPOINT).is_file() else 0
 
 
 def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
@@ -161,10 +155,10 @@ def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder:
     return torch.cat(outs).cpu(), torch.cat(labels).cpu()
 
 
-def _read(trained: Predictor, data: Any) -> list[Data]:
+def _read(trained: Trained, data: Any) -> list[Data]:
     """Return the graphs of data, of links with other pairs if there are none."""
-    graphs = read_rows(cast(Preparation, trained.preparation), data).graphs
-    if trained.run_objective.item == "link":
+    graphs = trained.read(data).graphs
+    if trained.objective.item == "link":
         are_links = [graph.get("edge_label_index") is not None and _labels(graph) is None for graph in graphs]
         graphs = [
             with_other_pairs(graph, "data") if is_of_links else graph
@@ -177,7 +171,7 @@ def _labels(graph: Data) -> Any:
     return graph.get("edge_label", graph.get("y"))
 
 
-def _recall(trained: Predictor, graph: Data, k: int) -> float:
+def _recall(trained: Trained, graph: Data, k: int) -> float:
     """Return recall@k of the links of a graph: those of the test if it has one, else all among its pairs."""
     pairs, known = graph.edge_label_index, _labels(graph) == 1
     is_searched = graph.get("test_mask", torch.ones_like(known)) & known
@@ -185,16 +179,16 @@ def _recall(trained: Predictor, graph: Data, k: int) -> float:
     return round(recall(trained, graph, left_out, pairs[:, is_searched], k), 5)
 
 
-def _labelled(trained: Predictor, graphs: Sequence[Data]) -> list[tuple[Tensor, Tensor]]:
+def _labelled(trained: Trained, graphs: Sequence[Data]) -> list[tuple[Tensor, Tensor]]:
     """Return the outputs of each model for the rows with a label, and these."""
-    objective = trained.run_objective
+    objective = trained.objective
     labels = [labels_of(graph, objective) for graph in graphs]
     if not any(y is not None and bool(any_known(y).any()) for y in labels):
         raise ValueError(f"No label of the {objective.item}s is known, expected some to compare the predictions with.")
     known = [(graph, y) for graph, y in zip(graphs, labels, strict=True) if y is not None]
     y = torch.cat([y for _, y in known])
     with torch.no_grad():
-        out = outputs(trained, [graph for graph, _ in known] if len(known) > 1 else known[0][0], is_read=True)
+        out = trained.outputs([graph for graph, _ in known] if len(known) > 1 else known[0][0], is_read=True)
     return [(each[any_known(y)], y[any_known(y)]) for each in out]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +18,7 @@ from torch_geometric.explain.config import ModelConfig
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_undirected
 
-from ..data.rows import column_name, read_rows
+from ..data.rows import column_name
 from ..data.tables.columns import text_of, width
 from ..data.tables.graph import DEGREES
 from ..files import needs
@@ -39,9 +38,9 @@ from ..tasks.model import members
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, check_now
-from ..tasks.task import Task
 from .load import Predictor, encoders_of
-from .predict import Seed, _columns, _graphs_of, _target, _without_labels, predictor_of, prepared, run_task, writer
+from .predict import writer
+from .trained import Seed, Trained, without_labels
 
 MOST = 200  # rows of features; of more, those with the largest gradients
 EPOCHS = 200  # of GNNExplainer, as in PyG's examples
@@ -168,9 +167,10 @@ def explain(
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     pd = needs("pandas", "tables")
-    trained = predictor_of(run_dir, seed, trust=trust).requires_grad_(False)
-    item = _item(trained, data, node, graph, link, partial(run_task, run_dir, trust))
-    goal = _goal(trained, item, output)
+    run = Trained.open(run_dir, seed, trust=trust)
+    trained = run.predictor.requires_grad_(False)
+    item = _item(run, data, node, graph, link)
+    goal = _goal(run, item, output)
     relation = relations(item.graph.edge_index, item.undirected)
     numbers, first = np.unique(relation.numpy(), return_index=True)
     ends = item.graph.edge_index[:, torch.from_numpy(first[numbers >= 0])]  # of the first edge: src is farther away
@@ -243,21 +243,19 @@ class _Item(NamedTuple):
         return out
 
 
-def _item(trained: Predictor, data: Any, node: Any, graph: Any, link: Any, read_task: Callable[[], Task]) -> _Item:
+def _item(run: Trained, data: Any, node: Any, graph: Any, link: Any) -> _Item:
     """Read the data of a run, and return a node, pair or graph with its receptive field."""
-    preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
+    preparation, objective, trained = run.preparation, run.objective, run.predictor
     wanted = link if objective.has_pairs else graph if objective.item == "graph" else node
     if wanted is None:
         flag = "link, both ends" if objective.has_pairs else f"{objective.item}, its id or number"
         raise ValueError(f"The run predicts {objective.predicts}: give {flag}.")
-    if data is None and (preparation.source is None or objective.item == "link"):
-        task = read_task()  # links are predicted on the graph of the test
-        graphs = task.test if objective.item == "link" else _graphs_of(task)
-        ids: Mapping[str, Any] = {}
+    if data is None and objective.item == "link":  # on the graph of the test
+        graphs, ids = run.task.test, dict[str, Any]()
     else:
-        graphs, ids = read_rows(preparation, data)[:2]
-    if objective.item == "link" and preparation.source is not None:
-        ids = read_rows(preparation).ids  # of the nodes; those of `data` are of its pairs
+        graphs, ids = run.read(data)[:2]
+    if objective.item == "link" and run.node_ids is not None:
+        ids = {"node": run.node_ids}  # those of `data` are of its pairs
     number = 0
     if objective.item == "graph" or len(graphs) > 1:
         if graph is None:
@@ -276,7 +274,7 @@ def _item(trained: Predictor, data: Any, node: Any, graph: Any, link: Any, read_
     elif objective.item == "node":
         nodes = [_position(node, [names], N, "node")]
         row, name = nodes[0], f"node {names[nodes[0]]}"
-    whole = prepared(trained, _without_labels(chosen), is_read=True)
+    whole = run.prepare(without_labels(chosen), is_read=True)
     check_now(trained, whole.x)
     undirected, hops = bool(is_undirected(whole.edge_index, num_nodes=N)), members(trained.models[0]).num_hops
     if hops is None or not nodes:
@@ -337,7 +335,7 @@ def _position(wanted: Any, columns: Any, count: int, what: str, last: bool = Fal
     if what == "graph" and str(wanted).isdecimal() and int(wanted) < count:
         return int(wanted)
     known = [str(name) for column in columns for name in column] or ["0", str(count - 1)]
-    close = get_close_matches(str(wanted), known, 1)
+    close = [] if str(wanted).isdecimal() else get_close_matches(str(wanted), known, 1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise ValueError(f"There is no {what} {wanted} among {count:,}, such as {known[0]} and {known[-1]}.{hint}")
 
@@ -371,14 +369,14 @@ class _Column(nn.Module):
 
 
 @torch.no_grad()
-def _goal(trained: Predictor, item: _Item, output: str | None) -> _Goal:
+def _goal(run: Trained, item: _Item, output: str | None) -> _Goal:
     """Return the prediction to explain: `output`, or the most probable class or label, or the first target."""
-    preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
+    preparation, objective, trained = run.preparation, run.objective, run.predictor
     out, model = item.call(trained), cast(nn.Module, trained)
     values, is_link = out[item.row], objective.item == "link"
     names = [] if is_link else [*map(str, preparation.class_names or range(objective.out_channels))]
     if objective.column == "target":
-        names = _columns(objective, preparation)
+        names = run.columns
     if output is not None and str(output) not in names:
         expected = f"one of {', '.join(names[:20])}" if names else "none: the run predicts links"
         raise ValueError(f"output is {output}, expected {expected}.")
@@ -388,7 +386,7 @@ def _goal(trained: Predictor, item: _Item, output: str | None) -> _Goal:
     config = {"mode": "binary_classification", "task_level": level, "return_type": "probs"}
     if objective.column == "class":
         config["mode"] = "multiclass_classification"
-        name = f"{_target(preparation)[0]} = {names[column]}" if _target(preparation) else f"class {names[column]}"
+        name = f"{run.targets[0]} = {names[column]}" if run.targets else f"class {names[column]}"
         target, text = torch.full((len(out),), column), f"{name} with probability {values[column]:.3f}"
     elif objective.column == "target":
         model, config["mode"], config["return_type"] = _Column(trained, column), "regression", "raw"

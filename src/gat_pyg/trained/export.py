@@ -21,7 +21,7 @@ from ..files import needs, write_whole
 from ..tasks.model import Inputs, members
 from ..tasks.preparation import NORMALIZE, UNDIRECTED, Preparation, Standardize, attach, build_transform
 from .load import Predictor, encoders_of
-from .predict import predictor_of
+from .trained import Trained
 
 TOLERANCE = 1e-4  # the largest allowed difference from the run's predictions, relative to the largest of them or 1
 SIZES = ((1, 0, 1, 1), (5, 3, 2, 3), (60, 400, 7, 20), (1000, 5000, 32, 500))  # nodes, edges, graphs, pairs of a check
@@ -89,7 +89,7 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"{path} ends in {path.suffix!r}, expected a name such as model.onnx or model.pt2.")
-    network = Prepared(predictor_of(run_dir, seed, model, trust)).eval()
+    network = Prepared(Trained.open(run_dir, seed, model, trust).predictor).eval()
     draw = torch.Generator().manual_seed(0)
     traced, *examples = (network.example(*sizes, draw) for sizes in (TRACED, *SIZES))
     checked: list[Exported] = []

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected
 
-from ..data.rows import read_rows
 from ..files import needs
 from ..models.decoders import DotProduct, Perceptron
 from ..models.link_scores import LinkScores
 from ..tasks.model import Inputs
 from ..tasks.negatives import two_sides
-from ..tasks.preparation import Preparation
-from ..tasks.task import Task
-from .load import Predictor
-from .predict import prepared
+from .trained import Trained, without_labels
 
 NUMBERS = 2**24  # that a decoder computes at once
 
@@ -35,7 +31,7 @@ class Candidates(NamedTuple):
     names: dict[str, Any]  # of all nodes, by the name of the column
 
 
-def top_links(trained: Predictor, data: Any, k: int, task: Callable[[], Task]) -> Any:
+def top_links(trained: Trained, data: Any, k: int) -> Any:
     """Return a frame with the k most probable links of each node, as `predict(..., top_k=k)`.
 
     The probabilities of all pairs are computed in blocks of nodes, so that N x N numbers are never stored.
@@ -44,7 +40,7 @@ def top_links(trained: Predictor, data: Any, k: int, task: Callable[[], Task]) -
         ValueError: if the run predicts no links, or k is not positive.
     """
     check_top_k(trained, k)
-    candidates = _candidates(trained, data, task)
+    candidates = _candidates(trained, data)
     src, dst, rank, best, spread = _best(trained, candidates, candidates.src, k)
     (src_name, src_names), (dst_name, dst_names) = candidates.names.items()
     table: dict[str, Any] = {
@@ -58,14 +54,14 @@ def top_links(trained: Predictor, data: Any, k: int, task: Callable[[], Task]) -
     return needs("pandas", "tables").DataFrame(table)
 
 
-def check_top_k(trained: Predictor, k: int) -> None:
+def check_top_k(trained: Trained, k: int) -> None:
     """Raise ValueError if the run predicts no links, or k is not positive."""
-    item = trained.run_objective.item
+    item = trained.objective.item
     if item != "link" or k < 1:
         raise ValueError(f"top_k is {k}, and the run predicts {item}s. It is a number of links, at least 1.")
 
 
-def recall(trained: Predictor, graph: Data, known: Tensor, links: Tensor, k: int) -> float:
+def recall(trained: Trained, graph: Data, known: Tensor, links: Tensor, k: int) -> float:
     r"""Return recall@k: of each node's links, the share that is among its k most probable ones; the mean over nodes.
 
     .. math::
@@ -81,7 +77,7 @@ def recall(trained: Predictor, graph: Data, known: Tensor, links: Tensor, k: int
         links: [2, L], to find.
         k: a number of links.
     """
-    candidates = _of_graph(trained, graph, [known, links], cast(Preparation, trained.preparation).source or {})
+    candidates = _of_graph(trained, graph, [known, links])
     N = candidates.graph.x.size(0)
     known, links = (_from(candidates.src, each, graph.edge_index, N) for each in (known, links))
     candidates = candidates._replace(known=known)
@@ -91,7 +87,7 @@ def recall(trained: Predictor, graph: Data, known: Tensor, links: Tensor, k: int
     return float((sums / counts)[counts > 0].mean())
 
 
-def _best(trained: Predictor, candidates: Candidates, nodes: Tensor, k: int) -> list[Tensor]:
+def _best(trained: Trained, candidates: Candidates, nodes: Tensor, k: int) -> list[Tensor]:
     """Return the k most probable links of each of some nodes: both ends, rank, mean probability and its deviation."""
     graph, known, _, dst, _ = candidates
     embedded = [_embedded(model, graph) for model in trained.models]
@@ -100,7 +96,7 @@ def _best(trained: Predictor, candidates: Candidates, nodes: Tensor, k: int) -> 
     parts = []
     for block in _blocks(nodes, dst, embedded):
         scores = torch.stack([of_pairs(z[block], z[dst]).double() for z, of_pairs in embedded])
-        each = trained.run_objective.predictions(scores)  # [S, b, B]
+        each = trained.objective.predictions(scores)  # [S, b, B]
         mean = each.mean(0)
         row = torch.full_like(column, -1)
         row[block] = torch.arange(len(block))
@@ -116,35 +112,33 @@ def _best(trained: Predictor, candidates: Candidates, nodes: Tensor, k: int) -> 
     return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
-def _candidates(trained: Predictor, data: Any, task: Callable[[], Task]) -> Candidates:
+def _candidates(trained: Trained, data: Any) -> Candidates:
     """Return the graph of data or of the run: links are known by its edges, and by pairs with a label of 1 or none."""
-    preparation = cast(Preparation, trained.preparation)
-    source, ids = preparation.source or {}, cast(dict[str, Any], {})
-    if data is None and not source:
-        graph = task().test[0]
+    if data is None and not trained.source:
+        graph, names = trained.task.test[0], None
     else:
-        (graph,), ids = read_rows(preparation, data)[:2]
+        (graph,), ids = trained.read(data)[:2]
+        names = next(iter(ids.values()), None)
     graph = copy.copy(graph)
     pairs, y = graph.pop("edge_label_index", None), graph.pop("edge_label", graph.get("y"))
     known = [graph.edge_index]
     if pairs is not None:
         known.append(pairs if y is None else pairs[:, y == 1])
-        ids = read_rows(preparation).ids if source else {}  # those of `data` are of its pairs
-    candidates = _of_graph(trained, graph, known, source)
-    (names,) = ids.values() if ids else (range(candidates.graph.x.size(0)),)
-    return candidates._replace(names={source.get(end) or end: names for end in ("src", "dst")})
+        names = trained.node_ids  # those of `data` are of its pairs
+    candidates = _of_graph(trained, graph, known)
+    names = range(candidates.graph.x.size(0)) if names is None else names
+    return candidates._replace(names={trained.source.get(end) or end: names for end in ("src", "dst")})
 
 
-def _of_graph(trained: Predictor, graph: Data, known: list[Tensor], source: Mapping[str, Any]) -> Candidates:
+def _of_graph(trained: Trained, graph: Data, known: list[Tensor]) -> Candidates:
     """Return a graph and its known links, without names."""
-    unlabelled = copy.copy(graph)
-    for key in ("y", "edge_label", "edge_label_attr", "train_mask", "val_mask", "test_mask"):
-        unlabelled.pop(key, None)
+    unlabelled = without_labels(graph)
+    unlabelled.pop("edge_label_attr", None)
     unlabelled.edge_label_index = graph.edge_index[:, :0]
-    complete = prepared(trained, unlabelled)
+    complete = trained.prepare(unlabelled)
     links, N = torch.cat(known, 1), complete.x.size(0)
     nodes = torch.arange(N)
-    if len(of_sides := source.get("ids") or ()) == 2:
+    if len(of_sides := trained.source.get("ids") or ()) == 2:
         src, dst = nodes.split([len(side) for side in of_sides])
     elif (sides := two_sides(links, N)) is not None:
         src, dst = (nodes[sides == side] for side in (0, 1))

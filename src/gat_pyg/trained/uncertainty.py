@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..files import write_whole
-from ..runs.build import settings_of
-from ..runs.model_file import seeds_of
-from ..runs.result import CONFIG
 from ..settings.settings import Settings
 from ..tasks.labels import OneLabel
 from ..tasks.objective import Objective, Split
@@ -24,8 +20,7 @@ from ..tasks.objectives import OBJECTIVES, objective_from
 from ..tasks.targets import Targets
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
-from .load import Predictor
-from .predict import Seed, predictor_of, run_task
+from .trained import Seed, Trained
 
 CALIBRATION = "calibration.json"
 PERCENT = range(1, 100)  # the levels
@@ -218,24 +213,20 @@ def calibration(
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
-    task = cache(partial(run_task, run_dir, trust))
-    return of_run(run_dir, seed, predictor_of(run_dir, seed, model, trust), task, trust)
+    return calibration_of(Trained.open(run_dir, seed, model, trust))
 
 
-def of_run(
-    run_dir: str | Path, seed: Seed, trained: Predictor, task: Callable[[], Task], trust: bool = False
-) -> Calibration:
-    """Return the calibration of a run with this predictor, as `calibration`; `task` is called only if needed."""
-    folder = Path(run_dir) if seed in (None, "all") else Path(run_dir) / f"seed-{seed}"
+def calibration_of(trained: Trained) -> Calibration:
+    """Return the calibration of an opened run, as `calibration`."""
+    folder = trained.folder if trained.seed in (None, "all") else trained.folder / f"seed-{trained.seed}"
     if (saved := Calibration.read(folder)) is not None:
         return saved
-    if not can_calibrate(trained.run_objective):
+    if not can_calibrate(trained.objective):
         raise ValueError(
-            f"{run_dir} predicts {trained.run_objective.predicts}, whose probabilities are not calibrated."
+            f"{trained.folder} predicts {trained.objective.predicts}, whose probabilities are not calibrated."
         )
-    place = folder if (folder / CONFIG).is_file() else folder / f"seed-{seeds_of(folder)[0]}"
-    settings = settings_of(place, trust)
-    return of_task(averaged(trained.models, task(), settings.training.batch_size), task(), settings)
+    settings = trained.settings
+    return of_task(averaged(trained.models, trained.task, settings.training.batch_size), trained.task, settings)
 
 
 def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calibration:
@@ -288,7 +279,11 @@ def calibrated(objective: Objective, val: Rows, test: Rows, caveat: str = "") ->
 
 
 def _temperature(objective: Objective, rows: Rows) -> float:
-    """Return the temperature with the smallest negative log-likelihood, between 0.01 and 100."""
+    """Return the temperature with the smallest negative log-likelihood, between 0.01 and 100.
+
+    Without an error among the rows, the likelihood only grows with the confidence, and says nothing of how far it may
+    go: the temperature is then at least 1.
+    """
     outputs = objective.outputs(rows.predictions.clamp(SMALLEST, 1 - SMALLEST))
     log = torch.zeros((), dtype=outputs.dtype, requires_grad=True)  # of 1 / T
     optimizer = torch.optim.LBFGS([log], max_iter=100, line_search_fn="strong_wolfe")
@@ -301,7 +296,10 @@ def _temperature(objective: Objective, rows: Rows) -> float:
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return float((-log.detach()).exp().clamp(0.01, 100.0))
+    known = objective.known(rows.labels)
+    p, y = rows.predictions, rows.labels
+    right = p.argmax(1) == y if isinstance(objective, OneLabel) else (p > 0.5) == (y > 0.5)
+    return float((-log.detach()).exp().clamp(1.0 if bool(right[known].all()) else 0.01, 100.0))
 
 
 def _error(objective: Objective, rows: Rows) -> float:
