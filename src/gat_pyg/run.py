@@ -48,6 +48,7 @@ def main() -> None:
     if verb:
         with errors_as_messages(), warnings.catch_warnings():
             warnings.showwarning = warn
+            warnings.filterwarnings("once", category=UserWarning)  # wherever it is raised again
             verb()
         return
     if {"-h", "--help"} & {*sys.argv}:

@@ -197,3 +197,13 @@ def test_the_report_has_the_mean_over_the_splits(tmp_path: Path) -> None:
     assert table.notes[1:] == ("GAT on digits: they differ.",)
     assert uncertainty_tables(rows_of(gathered(at(seeds("GAT", "digits", [80.0, 81.0]))))) == []
     assert json.loads((folder / "calibration.json").read_text())["caveat"] == "they differ"
+
+
+def test_without_an_error_on_the_validation_nothing_is_sharpened() -> None:
+    y = torch.arange(12) % 2
+    sure = torch.where(y[:, None] == torch.arange(2), 0.7, 0.3).double()
+    right, wrong = Rows(sure, y), Rows(sure, torch.cat([1 - y[:1], y[1:]]))
+    assert calibrated(NodeLabels(2), right, wrong).temperature == 1
+    assert 0.01 < (calibrated(NodeLabels(2), wrong, wrong).temperature or 0) < 1  # 11 of 12 are right at 0.7
+    many = Rows(sure, torch.nn.functional.one_hot(y).double())
+    assert calibrated(NodeMultiLabels(2), many, many).temperature == 1

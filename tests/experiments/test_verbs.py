@@ -61,15 +61,16 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     evaluation = evaluate(run)
     assert {seed: next(iter(scores.values())) for seed, scores in evaluation.scores.items()} == evaluation.recorded
     frame, several = predict(run, out=tmp_path / "p.csv"), len(evaluation.scores) > 1
-    assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "p.csv").astype(frame.dtypes), frame)
+    frame = without_rows(frame)
+    assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
     model: Any = load(run, seed=0 if several else None)
     check_explanation(run, kind, model, frame)
     if "task=link_prediction" in kind.settings:
         return  # whose file has no pairs
     preparation: Any = model.preparation
     values = predict(run, read_rows(preparation, files).graphs)
-    every = predict(run, files)
+    every = without_rows(predict(run, files))
     chosen = frame.merge(every, "left", [*kind.ids, *kind.columns])
     assert len(chosen) == len(frame) <= len(every) <= len(values)
     if len(every) == len(values):  # else rows without a label
@@ -79,12 +80,37 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     shutil.copytree(run, tmp_path / "copy")  # which works without the files of the training
     write, warning = kind.later
     with pytest.warns(UserWarning, match=warning):
-        later = predict(tmp_path / "copy", write(tmp_path))
+        later = without_rows(predict(tmp_path / "copy", write(tmp_path)))
     names = later[[*kind.ids]].apply(lambda column: column.str.removeprefix("new"))
     later = later.assign(**names).sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
     every = every.sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
     known = later.merge(every[[*kind.ids]].drop_duplicates())
     pd.testing.assert_frame_equal(known, every, rtol=1e-4)
+
+
+def without_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop(columns="row", errors="ignore")
+
+
+@pytest.mark.parametrize(("name", "keep", "target"), [("nodes.csv", "city", "fraud"), ("edges.csv", "amount", "risk")])
+def test_predictions_join_the_users_table(name: str, keep: str, target: str, trained: Trained):
+    run, files = trained(next(kind for kind in KINDS if kind.name == name))
+    table = pd.read_csv(files[name == "edges.csv"])
+    frame = predict(run, files, keep=[keep])
+    assert ("row" in frame) == (name == "edges.csv")  # an id names a node
+    rows = table.iloc[frame["row"]] if "row" in frame else table.set_index("account").loc[frame.account]
+    np.testing.assert_array_equal(frame[keep].astype(str), rows[keep].astype(str))
+    for other, message in (("x", "keep has x, expected columns of the table: "), (target, "of this name")):
+        with pytest.raises(ValueError, match=message):
+            predict(run, files, keep=[other])
+
+
+@pytest.mark.parametrize("name", ["nodes.csv", "molecules.csv", "nodes.npz"])
+def test_the_files_of_the_training_are_warned_of(name: str, trained: Trained, tmp_path: Path):
+    run, files = trained(next(kind for kind in KINDS if kind.name == name))
+    for paths in (files, [Path(shutil.copy(file, tmp_path)) for file in files]):
+        with pytest.warns(UserWarning, match="files that the run was trained on, so most of these rows trained it"):
+            evaluate(run, paths)
 
 
 def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) -> None:
@@ -161,7 +187,8 @@ def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: 
 
 def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
     run, files = trained(next(kind for kind in KINDS if kind.name == "edges.pt"))
-    (scores,) = evaluate(run, files).scores.values()
+    with pytest.warns(UserWarning, match="files that the run was trained on"):
+        (scores,) = evaluate(run, files).scores.values()
     y, predicted = np.arange(M) % 2, predict(run, files)
     assert scores["accuracy"] == pytest.approx(100 * (predicted["class"] == y).mean(), abs=1e-5)
     assert scores["roc_auc"] == pytest.approx(roc_auc_score(y, predicted.p_1), abs=2e-5)

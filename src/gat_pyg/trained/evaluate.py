@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from ..data.content_hash import content_of
 from ..data.links import with_other_pairs
 from ..runs.build import build_data, build_module, build_trainer, settings_of
 from ..runs.process import deterministic, elements, suited_threads
@@ -72,6 +74,8 @@ def evaluate(
     to the digit. Otherwise they are those of all rows of the data with a label. The first score is that of the run's
     metric; the other metrics that fit the labels follow, where they are defined.
 
+    Files with the content of those that the run was trained on are warned of: most of their rows trained it.
+
     Links in `data` may come without labels, as later purchases in a table. Then as many pairs that are not links are
     drawn, the same in every call, and links that the run's own data have are left out.
 
@@ -110,6 +114,7 @@ def evaluate(
         results = {number: result_in(place) for number, place in folders.items()}
         recorded = {number: result.value for number, result in results.items() if result is not None}
     else:
+        _warn_of_training_rows(trained, data)
         graphs, recorded = _read(trained, data), {}
         tested = _labelled(trained, graphs)
     scores = {number: _scores(objective, *rows) for number, rows in zip(folders, tested, strict=True)}
@@ -153,6 +158,29 @@ def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder:
         trainer.test(module, datamodule=data, verbose=False)
     outs, labels = zip(*rows, strict=True)
     return torch.cat(outs).cpu(), torch.cat(labels).cpu()
+
+
+def _warn_of_training_rows(trained: Trained, data: Any) -> None:
+    """Warn if the files have the content of those that the run was trained on."""
+    own, passed = (
+        {content_of({"_target_": "gat_pyg.data.from_file", "path": str(path)}) for path in _paths(tables)}
+        for tables in ([trained.source.get(key) for key in ("nodes", "edges", "path")], data)
+    )
+    if passed and passed <= own - {None}:
+        warnings.warn(
+            "The data are the files that the run was trained on, so most of these rows trained it, and the scores are "
+            f"too good. Those of its test alone: gat-pyg evaluate {trained.folder}",
+            stacklevel=3,
+        )
+
+
+def _paths(tables: Any) -> Iterator[str | Path]:
+    """Yield the paths in nested tables."""
+    if isinstance(tables, (str, Path)):
+        yield tables
+    elif isinstance(tables, (list, tuple)):
+        for table in tables:
+            yield from _paths(table)
 
 
 def _read(trained: Trained, data: Any) -> list[Data]:
