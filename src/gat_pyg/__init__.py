@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it, imported on first use: importing torch takes a second, Lightning some more,
 # and the command must set how torch's threads wait before torch is imported.
-_LAZY = {
+PUBLIC = {
     "Additive": "attention",
     "Dot": "attention",
     "Edges": "graph.edges",
@@ -82,10 +82,10 @@ def _imported(name: str) -> Any:
             return version("gat_pyg")
         except PackageNotFoundError as error:
             raise AttributeError("gat_pyg is not installed, so it has no version. Run `pip install .`") from error
-    if name not in _LAZY:
+    if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    file = import_module(f".{_LAZY[name]}", __name__)
-    return file if name == _LAZY[name] else getattr(file, name)
+    file = import_module(f".{PUBLIC[name]}", __name__)
+    return file if name == PUBLIC[name] else getattr(file, name)
 
 
 if not TYPE_CHECKING:  # to a type checker, every wrong name would be one of this package
@@ -93,4 +93,4 @@ if not TYPE_CHECKING:  # to a type checker, every wrong name would be one of thi
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *_LAZY, "__version__"})
+    return sorted({*(name for name in globals() if name.startswith("__")), *PUBLIC, "__version__"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import subprocess
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 import gat_pyg
 import gat_pyg.run
 from gat_pyg.command import help as reference
+from gat_pyg.command.verbs import REQUIRED, SEVERAL, VERBS, arguments_of, parser
 from gat_pyg.runs import folder
 from gat_pyg.settings.settings import TRAINER
 
@@ -54,13 +56,25 @@ def answers() -> str:
         "  scheduler=linear   A line from training.lr to 0 over training.max_epochs\n",
         "_target_: gat_pyg.baselines.gcn.GCN",
         "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",
-        "  gat-pyg predict RUN [DATA ...]    Write the predictions of a trained run",
+        "  gat-pyg predict RUN [DATA ...]    Return the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
         "python -m gat_pyg.report a.jsonl b.jsonl",
     ],
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
     assert text.replace("\t", " ") in answers.replace("\t", " ")
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_arguments_of_a_verb_are_those_of_its_function(name: str):
+    parameters = inspect.signature(getattr(gat_pyg, VERBS[name].function)).parameters
+    defaults = {key: each.default for key, each in parameters.items() if key != "model"}
+    arguments = arguments_of(VERBS[name].function)
+    assert {*arguments} == {*defaults} and all(each.text for each in arguments.values())
+    assert all(each.default in (defaults[key], REQUIRED, SEVERAL) for key, each in arguments.items())
+    options = {action.dest: action.default for action in parser(name)._actions if action.option_strings}
+    own = {"predict": {"out"}, "explain": {"out"}}.get(name, set())
+    assert {key for key, value in options.items() if value != defaults.get(key, value)} <= own
 
 
 def test_each_setting_is_described():

@@ -150,10 +150,15 @@ def documented(target: Callable[..., Any]) -> dict[str, str]:
         if each.__module__.partition(".")[0] != package:
             continue
         for part in (each, each.__init__) if inspect.isclass(each) else (each,):
-            section = re.split(r"\n(?=\S)", str(inspect.getdoc(part)).partition("\nArgs:\n")[2])[0]
-            entries = re.findall(r"^    (\w[\w, ]*)(?: ?\(.*?\))?: *(.*(?:\n(?:     .*|(?=\n)))*)", section, re.M)
-            texts |= {key: " ".join(text.split()) for keys, text in entries for key in re.findall(r"\w+", keys)}
+            texts |= argument_texts(str(inspect.getdoc(part)))
     return texts
+
+
+def argument_texts(doc: str) -> dict[str, str]:
+    """Return the texts on arguments in a docstring."""
+    section = re.split(r"\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+    entries = re.findall(r"^    (\w[\w, ]*)(?: ?\(.*?\))?: *(.*(?:\n(?:     .*|(?=\n)))*)", section, re.M)
+    return {key: " ".join(text.split()) for keys, text in entries for key in re.findall(r"\w+", keys)}
 
 
 def expectations(group: str, target: Callable[..., Any]) -> dict[str, str]:

@@ -152,7 +152,7 @@ def explain(
         data: as in `gat_pyg.predict`; by default the run's own data.
         node: the id of a node in the table, else its number.
         graph: the number of a graph, or the SMILES or the name of a molecule.
-        link: both ends of a pair, if the run predicts links or edge labels.
+        link: both ends of a pair, as in u7,i12, if the run predicts links or edge labels.
         output: the class, label or target to explain; by default the most probable one, or the first target.
         k: the number of edges that are removed to measure how faithful the masks are; by default 5, at most half.
         seed: seed of the model, if the run has several; by default the mean over all.

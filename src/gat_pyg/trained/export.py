@@ -74,8 +74,14 @@ def export(
     JSON file beside it, `PATH.json`, lists what has to be done before (`before`), and describes the inputs and the
     output: the classes or targets, and the columns if the run was trained on tables.
 
-    Before the file replaces one at `path`, it is compared with the run's model on random graphs of other sizes. The
-    other arguments are those of `predict`: of several seeds, the file returns the mean, or `seed=3` chooses one.
+    Before the file replaces one at `path`, it is compared with the run's model on random graphs of other sizes.
+
+    Args:
+        run_dir: as in `predict`.
+        path: the file to write: model.onnx or model.pt2.
+        seed: seed of the model, if the run has several; by default the file returns the mean over all.
+        model: as in `load`.
+        trust: as in `predict`.
 
     Raises:
         FileNotFoundError, ValueError: as `predict`; also if `path` has another ending, the model cannot be exported, or

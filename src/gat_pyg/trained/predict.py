@@ -99,11 +99,11 @@ def predict(
         out: a file to write the table to: `.csv`, `.parquet`, or `.jsonl` for JSON lines. It appears as a whole.
         seed: seed of the model to load, if the run has several; or `"all"`.
         model: as in `load`.
-        top_k: the number of links of each node.
+        top_k: the number of most probable new links of each node, instead of a row for each pair.
         level: the share of labels that sets and intervals are to hold: 0.01, 0.02, ... or 0.99.
         keep: columns of the table of the predicted rows that the result has too.
-        trust: whether to build whatever the folder's settings name, as in one's own runs, not only classes of gat_pyg,
-            PyG and OGB. It matters if the run's own data are read.
+        trust: build whatever the folder's settings name, as in your own runs, not only classes of gat_pyg, PyG and OGB.
+            It matters if the run's own data are read.
 
     Raises:
         FileNotFoundError, ValueError: as `load` and `read_rows`; for what training refuses: other dimensions than the
