@@ -36,7 +36,6 @@ from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
@@ -175,7 +174,7 @@ def settings() -> Iterator[Case]:
     conf = Path(gat_pyg.settings.conf.config_folder())
 
     def cells() -> Iterator[tuple[str, ...]]:
-        for table in map(OmegaConf.load, sorted((conf / "experiment").glob("*.yaml"))):
+        for table in (choice.node for _, choice in sorted(gat_pyg.settings.conf.CHOICES["experiment"].items())):
             for pair in product(table.get("datasets") or [], table.get("methods") or []):
                 (dataset, *of_data), (model, *own) = (text.split() if isinstance(text, str) else text for text in pair)
                 cell = f"model={model}", f"dataset={dataset}", *of_data, *own
@@ -183,7 +182,7 @@ def settings() -> Iterator[Case]:
                 yield *cell, "+trainer.precision=bf16-mixed"
 
     def hashes() -> dict[str, Any]:
-        models, datasets = ([path.stem for path in (conf / group).glob("*.yaml")] for group in ("model", "dataset"))
+        models, datasets = gat_pyg.settings.conf.CHOICES["model"], gat_pyg.settings.conf.CHOICES["dataset"]
         paths = {"file": ["dataset.path=x"], "smiles": ["dataset.path=x"], "tables": ["dataset.edges=x"]}
         with initialize_config_dir(str(conf), version_base="1.3"):
             named = {

@@ -36,7 +36,7 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 OUT = DOCS / "generated"
 THEMES = {"light": "#222222", "dark": "#dddddd"}  # the colour of text
 BLUE, ORANGE, GREY = "#3b8bba", "#ee7733", "#999999"
-WHOLE = "GAT (strong), parts"  # the row with which conf/experiment/parts.yaml compares
+WHOLE = "GAT (strong), parts"  # the row with which experiment=parts compares
 DATASETS = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
 
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from gat_pyg.run import main
 from gat_pyg.runs.result import read
-from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.conf import CHOICES, VERSION_BASE, config_folder
 from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
 from tests.graphs import amazon_files
@@ -93,13 +93,12 @@ def test_the_settings_of_a_command_are_accepted(command, own_settings):
         Settings.parse(compose("config", translated(options)))
 
 
-def test_the_files_that_commands_choose_exist(own_settings):
+def test_the_choices_of_commands_exist(own_settings):
     chosen = [override for command in OTHERS for override in overrides(command) if not override.is_sweep_override()]
     for override in chosen:
-        folders = [folder / override.get_key_element() for folder in (config_folder(), own_settings / "mine")]
-        if folders[0].is_dir():
-            name = f"{override.get_value_element_as_str()}.yaml"
-            assert any((folder / name).is_file() for folder in folders), override.input_line
+        group, _, name = f"{override.get_key_element()}/{override.get_value_element_as_str()}".rpartition("/")
+        if name not in CHOICES.get(group, {name: None}):
+            assert (own_settings / "mine" / group / f"{name}.yaml").is_file(), override.input_line
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")

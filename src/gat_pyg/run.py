@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import get_object
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from .command.command import errors_as_messages, exit_with
 from .command.verbs import TRAIN, completed, verb_of, warn
-from .settings.conf import TRUSTED, VERSION_BASE, config_folder
+from .settings.conf import TRUSTED, VERSION_BASE, check_names, config_folder
 from .settings.errors import message
 from .settings.overrides import translated
 from .terminal import message as over_progress
@@ -62,6 +63,8 @@ def main() -> None:
     restart_without_thread_caches()
     sys.argv[1:] = translated(sys.argv[2:] if sys.argv[1:2] == [TRAIN] else sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
+        if (folder := get_args_parser().parse_known_args()[0].config_dir) is not None:
+            check_names(Path(folder))
         hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE, **TRUSTED)(_job)()
 
 

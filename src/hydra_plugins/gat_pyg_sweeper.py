@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 
 class StudySweeper(Sweeper):
-    """Hydra's interface to `Search`, which has the arguments; `conf/hydra/sweeper/study.yaml` describes them."""
+    """Hydra's interface to `Search`, which has the arguments; `conf/groups/search.yaml` describes them."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings

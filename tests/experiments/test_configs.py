@@ -25,7 +25,7 @@ from gat_pyg.runs.build import build_logger, build_model, build_module, build_ta
 from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.runs.process import check_gpus
 from gat_pyg.runs.unused import check_effects
-from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.conf import CHOICES, VERSION_BASE, check_names, config_folder
 from gat_pyg.settings.hashing import config_hash, flattened
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.settings.overrides import check_recipe, names_of, translated
@@ -38,7 +38,6 @@ from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS
 from gat_pyg.training import Inductive
 
-CONF = config_folder()
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 pytestmark = [
@@ -47,12 +46,12 @@ pytestmark = [
 
 
 def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted(CHOICES[group])
 
 
 @pytest.fixture(autouse=True)
 def folder() -> Iterator[None]:
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         yield
 
 
@@ -135,12 +134,13 @@ EVERYWHERE = "gat"
 
 
 def with_own_models() -> Iterator[str]:
-    """The data sets whose file, family or recipe may have settings of the model, one of each family."""
+    """The data sets whose section, family or recipe may have settings of the model, one of each family."""
     families = set()
     for dataset in names("dataset"):
-        text = (CONF / "dataset" / f"{dataset}.yaml").read_text()
+        text = CHOICES["dataset"][dataset].text
         family = text.partition("/family: ")[2].partition("\n")[0]
-        if (family and family not in families) or "model:" in text or dataset in names("recipe/papers/on"):
+        has_recipe = any(name.endswith(f"-{dataset}") for name in CHOICES["recipe/on"])
+        if (family and family not in families) or "model:" in text or has_recipe:
             yield dataset
         families.add(family)
 
@@ -334,9 +334,8 @@ def test_a_table_and_its_recorded_lines_are_of_settings_that_exist(name: str):
 
 
 def members(family: str) -> list[str]:
-    """Return the data sets of a family, by what their files say."""
-    files = sorted((CONF / "dataset").glob("*.yaml"))
-    return [file.stem for file in files if f"override /family: {family}\n" in file.read_text()]
+    """Return the data sets of a family, by their sections."""
+    return [name for name in names("dataset") if f"override /family: {family}\n" in CHOICES["dataset"][name].text]
 
 
 def test_a_family_gives_each_of_its_data_sets_its_recipes():
@@ -349,36 +348,45 @@ def test_a_family_gives_each_of_its_data_sets_its_recipes():
         assert compose("config", [f"dataset={dataset}"]).training.weight_decay == 0
 
 
-RECIPES = [
-    (recipe, kind, path.stem, model)
-    for recipe in ("papers", "strong")
-    for kind in ("on", "family")
-    for path in sorted((CONF / "recipe" / recipe / kind).glob("*.yaml"))
-    for models in OmegaConf.load(path)
-    for model in str(models).split(", ")
-]
-
-
-@pytest.mark.parametrize(("recipe", "kind", "data", "model"), RECIPES)
-def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(recipe: str, kind: str, data: str, model: str):
-    dataset = data if kind == "on" else members(data)[0]
+@pytest.mark.parametrize("name", [f"{kind}={name}" for kind in ("recipe/on", "recipe/family") for name in names(kind)])
+def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(name: str):
+    group, _, choice = name.partition("=")
+    recipe, model, data = choice.split("-", 2)
+    dataset = data if group == "recipe/on" else members(data)[0]
     assert model in names("model") and dataset in names("dataset")
     config = composed_for(model, dataset, f"recipe={recipe}")
     learns(config, task(categories="encoder" in config.model, graphs=data in ("molecules", "tu")))
-    sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / recipe / kind / f"{data}.yaml"))
-    (own,) = (values for models, values in sections.items() if model in models.split(", "))
+    own: Any = OmegaConf.to_container(CHOICES[group][choice].node)
     groups = {"dataset", "model", "training", "loss", "scheduler", "optimizer", "encoding", "trainer", "loader"}
     assert own.keys() <= {"defaults", *groups}
-    for name, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
-        assert "${" in str(value) or OmegaConf.select(config, name) == value
+    for key, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
+        assert "${" in str(value) or OmegaConf.select(config, key) == value
 
 
 def test_the_recipe_of_a_paper_is_that_of_a_model_that_exists():
-    sections = OmegaConf.load(CONF / "recipe" / "papers" / "methods.yaml")
-    models = [model for models in sections for model in models.split(", ")]
-    assert {*models} <= {*names("model")} and len(models) == len({*models})
-    for model in models:
+    for recipe in names("recipe/method"):
+        model = recipe.removeprefix("papers-")
         assert composed(f"model={model}").training != composed(f"model={model}", "recipe=none").training
+
+
+def test_every_section_of_the_files_is_a_choice_of_its_own():
+    lines = [line for path in (config_folder() / "groups").rglob("*.yaml") for line in path.read_text().splitlines()]
+    heads = [line.removesuffix(":").split(" @")[0].partition("=") for line in lines if line[:1].strip(" #")]
+    listed = [(group, name) for group, _, choices in heads for name in choices.split(", ")]
+    assert sorted(listed) == sorted((group, name) for group in CHOICES for name in CHOICES[group])
+    assert all(choice.comment for choice in CHOICES["dataset"].values())
+
+
+@pytest.mark.parametrize("content", ["name: cora\n", "defaults: [pubmed]\n"])
+@pytest.mark.parametrize("own", ["dataset/cora", "recipe/on/papers-mlp-cora", "hydra/sweeper/search"])
+def test_a_file_with_the_name_of_a_choice_is_refused(own: str, content: str, tmp_path: Path):
+    group, _, name = own.rpartition("/")
+    (tmp_path / group).mkdir(parents=True)
+    (tmp_path / group / "mine.yaml").write_text(content)
+    check_names(tmp_path)
+    (tmp_path / f"{own}.yaml").write_text(content)
+    with pytest.raises(ValueError, match=rf"{own}\.yaml has the name of a choice of gat_pyg, {group}={name}\. Rename"):
+        check_names(tmp_path)
 
 
 @pytest.mark.parametrize("recipe", [f"setup/{name}" for name in names("recipe/setup")])
@@ -429,12 +437,11 @@ def test_a_recipe_of_data_sets_is_refused_for_others(model: str, dataset: str, e
         check_recipe({name: choice for name, choice in strong.items() if name != "recipe/on"})
 
 
-@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "optimizer", "scheduler", "hydra/help"])
+@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "optimizer", "scheduler"])
 def test_every_choice_composes(group: str):
     for name in names(group):
         config = composed(f"{group}={name}", "training.max_epochs=60")  # which a scheduler needs
-        if group != "hydra/help":
-            Settings.parse(config)
+        Settings.parse(config)
 
 
 def test_hydra_leaves_logging_as_it_is():

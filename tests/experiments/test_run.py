@@ -818,6 +818,12 @@ def test_config_dir_adds_settings(command: Command, place: Path):
     command("--config-dir", "own", "experiment=mine")
     (result,) = read("outputs/results.jsonl")
     assert (result.method, result.epochs) == ("MLP", 3)
+    (place / "own" / "experiment" / "table.yaml").write_text("# @package _global_\nmethods: [mlp]\ntraining: {lr: 1}\n")
+    error = command("--config-dir", "own", "experiment=table", "datasets=[digits]", fails=True)
+    assert "experiment=table has training, which would apply to no cell. Add" in error
+    (place / "own" / "experiment" / "table3.yaml").touch()
+    error = command("--config-dir", "own", "experiment=mine", fails=True)
+    assert "own/experiment/table3.yaml has the name of a choice of gat_pyg, experiment=table3. Rename the file" in error
 
 
 def test_tensorboard_writes_beside_the_metrics(command: Command):

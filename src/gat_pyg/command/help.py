@@ -12,14 +12,13 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from ..settings.conf import VERSION_BASE, config_folder
+from ..settings.conf import CHOICES, VERSION_BASE, config_folder
 from ..settings.hashing import flattened
 from ..settings.overrides import translated, value_text
 from ..settings.rules import documented, expectations, similar
@@ -82,34 +81,26 @@ class Setting(NamedTuple):
 _LINE = re.compile(r"( *)(- )?(?:override |optional )?/?([\w/]+):(?: +[^#\s]\S*(?: \S+)*?)?(?: +# (.*))?")
 
 
-def comments(path: Path) -> dict[str, str]:
-    """Return the comment on each line of a configuration file by the dotted name of its setting."""
+def comments(text: str) -> dict[str, str]:
+    """Return the comment on each line of YAML by the dotted name of its setting."""
     result: dict[str, str] = {}
     group: list[tuple[int, str]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         if match := _LINE.fullmatch(line):
-            indent, _, key, text = match.groups()
+            indent, _, key, comment = match.groups()
             group = [(depth, name) for depth, name in group if depth < len(indent)]
             group.append((len(indent), key))
             name = ".".join(key for _, key in group).removeprefix("defaults.")
-            result[name] = result.get(name) or text or ""
+            result[name] = result.get(name) or comment or ""
     return result
 
 
 def choices(group: str) -> dict[str, str]:
-    """Return the first sentence of the comment at the top of each file of a group of `conf`, by the files' names."""
-    result = {}
-    for path in sorted((config_folder() / group).glob("*.yaml"), key=lambda path: path.name.lower()):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
-        count = next((number for number, line in enumerate(lines) if not line.startswith("# ")), len(lines))
-        text = " ".join(line[2:] for line in lines[:count])
-        result[path.stem] = re.split(r"(?<=\w\w[).`])\.? (?=[A-Z`])", text)[0].rstrip(".")
-    return result
-
-
-def is_group(name: str) -> bool:
-    """Return True for a group of files in `conf`, of which a setting selects one."""
-    return name.replace("/", "").isidentifier() and any((config_folder() / name).glob("*.yaml"))
+    """Return the first sentence of the comment above each choice of a group, by the choices' names."""
+    return {
+        name: re.split(r"(?<=\w\w[).`])\.? (?=[A-Z`])", " ".join(choice.comment.split()))[0].rstrip(".")
+        for name, choice in sorted(CHOICES[group].items(), key=lambda item: item[0].lower())
+    }
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
@@ -121,12 +112,12 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
 
 def plain_settings(config: DictConfig) -> dict[str, Setting]:
     """Return the settings that are not arguments of a class, by their names in the order of `conf/config.yaml`."""
-    texts = comments(config_folder() / "config.yaml")
+    texts = comments((config_folder() / "config.yaml").read_text(encoding="utf-8"))
     for group in ("loader", "trainer"):  # described where they have a value
-        for path in sorted((config_folder() / group).glob("*.yaml")):
-            for key, text in comments(path).items():
+        for choice, described in CHOICES[group].items():
+            for key, text in comments(described.text).items():
                 earlier = texts.get(f"{group}.{key}")
-                of_choice = f"{text} ({group}={path.stem})" if text else ""
+                of_choice = f"{text} ({group}={choice})" if text else ""
                 texts[f"{group}.{key}"] = "; ".join(filter(None, (earlier, of_choice)))
     texts["loader.num_links"] = "pairs of nodes in a batch, for labels of pairs; messages pass over the whole graph"
     selected, rule_of = config.hydra.runtime.choices, rules()
@@ -134,10 +125,10 @@ def plain_settings(config: DictConfig) -> dict[str, Setting]:
     values = flattened({key: value for key, value in values.items() if key != "hydra"})
     result = {}
     for name in dict.fromkeys((*texts, *rule_of)):
-        is_setting = name in rule_of or is_group(name) or (name.startswith("trainer.") and texts.get(name))
+        is_setting = name in rule_of or name in CHOICES or (name.startswith("trainer.") and texts.get(name))
         if not is_setting or name in INTERNAL or "/" in name:
             continue
-        value = selected.get(name) if is_group(name) else values.get(name)
+        value = selected.get(name) if name in CHOICES else values.get(name)
         result[name] = Setting(
             name, _shown(value), rule_of[name].expected if name in rule_of else "", texts.get(name, "")
         )
@@ -177,7 +168,7 @@ def explanation(name: str, overrides: Sequence[str] = ()) -> str:
     parts = []
     if name in plain:
         parts.append(_entry(plain[name]))
-    if is_group(name):
+    if name in CHOICES:
         parts.append(_columns({f"{name}={choice}": text for choice, text in choices(name).items()}))
     parts += [_entry(setting) for setting in plain.values() if setting.name.startswith(f"{name}.")]
     if not parts and group in FACTORIES and key:
@@ -196,9 +187,8 @@ def _of_class(group: str, key: str, config: DictConfig) -> list[str]:
     if key in known:
         return [_entry(known[key])]
     entries: dict[str, str] = {}
-    for choice in choices(group):
-        file = cast(DictConfig, OmegaConf.load(config_folder() / group / f"{choice}.yaml"))
-        values = file.get(group, file)
+    for choice, described in sorted(CHOICES[group].items()):
+        values = described.node.get(group, described.node)
         if "_target_" in values and values._target_ not in entries:
             with suppress(ValueError, KeyError):  # a class of a package that is not installed, or without the argument
                 entries[values._target_] = f"With {group}={choice}: {_entry(arguments(group, values)[key])}"
@@ -214,7 +204,7 @@ def overview() -> str:
     """Return the text of `gat-pyg --help`: the verbs, the settings that users change, and examples."""
     config = composed(DEFAULTS)
     known = plain_settings(config)
-    for name, text in comments(config_folder() / "model" / "gat.yaml").items():
+    for name, text in comments(CHOICES["model"]["gat"].text).items():
         if name in config.model:
             known[f"model.{name}"] = Setting(f"model.{name}", _shown(config.model[name]), "", text)
     sections = {"Usage, with --help after a verb for its options": usages()}
@@ -233,14 +223,14 @@ def page() -> str:
     plain = plain_settings(config)
     sections: dict[str, list[str]] = {}
     for setting in plain.values():
-        if not is_group(setting.name) and setting.text:
+        if setting.name not in CHOICES and setting.text:
             sections.setdefault(TITLES[setting.name.rpartition(".")[0]], []).append(_definition(setting))
     for group, choice, title in OF_CLASSES:
         of_class = arguments(group, composed([f"{group}={choice}"])[group])
         sections[f"{title}: {group}={choice}"] = [
             _definition(each) for each in of_class.values() if each.text and "${" not in each.value
         ]
-    for name in (name for name in plain if is_group(name)):
+    for name in (name for name in plain if name in CHOICES):
         rows = [f"  - `{name}={choice}`: {_markdown(text)}" for choice, text in choices(name).items()]
         sections.setdefault("Choices", []).append("\n".join([_definition(plain[name]), "", *rows]))
     return "\n\n".join("\n\n".join([f"## {title}", *entries]) for title, entries in sections.items()) + "\n"

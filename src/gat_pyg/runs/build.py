@@ -400,7 +400,7 @@ def _needs_embeddings(factory: ModelFactory) -> bool:
 def with_output_layer(factory: ModelFactory) -> dict[str, list[Any]]:
     """Return the lists with an entry for each layer of a `GAT` that also have one for the output layer that it lacks.
 
-    It has none with `jk`, `head_layers` or a readout of embeddings. The files in `conf/model` have lists for networks
+    It has none with `jk`, `head_layers` or a readout of embeddings. The choices of `model` have lists for networks
     with one.
     """
     hidden = factory.get("hidden_channels")

@@ -14,7 +14,7 @@ from torch_geometric.utils import is_undirected
 
 from ..models.encoders import num_categories
 from ..models.gat import GAT
-from ..settings.conf import config_folder
+from ..settings.conf import CHOICES
 from ..settings.hashing import defaults, flattened
 from ..settings.overrides import names_of, value_text
 from ..settings.settings import Settings
@@ -28,7 +28,7 @@ SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", 
 
 # The table ----------------------------------------------------------------------------------------------------------
 
-# Of networks, by the files in conf/model with their class; other classes keep their own
+# Of networks, by the choices of model with their class; other classes keep their own
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "gat": {  # also GATv2 and the transformer
         "model.num_layers": 3,
@@ -210,7 +210,7 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: 
 def _network(target: str | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the entry of `NETWORKS` for a class, and the settings that nobody chose."""
     for name, network in NETWORKS.items():
-        file: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"{name}.yaml"))
-        if file["_target_"] == target:
-            return network, {**defaults(), **flattened({"model": file})}
+        values: Any = OmegaConf.to_container(CHOICES["model"][name].node)
+        if values["_target_"] == target:
+            return network, {**defaults(), **flattened({"model": values})}
     return {}, defaults()

@@ -17,7 +17,7 @@ from torch_geometric.utils import degree
 from ..distributed.ranks import is_first
 from ..files import needs
 from ..graph.subgraph import mask_to_index
-from ..settings.conf import config_folder
+from ..settings.conf import CHOICES
 from ..settings.names import dataset_name
 from ..settings.settings import Settings
 from ..tasks.labels import OneLabel
@@ -45,13 +45,13 @@ COMPUTED: dict[str, Baselines] = {}  # by `data_key`
 
 
 def has_baselines(settings: Settings) -> bool:
-    """Return True if results have the scores of `simple_baselines`: by default those of data without a file in conf."""
+    """Return True if results have the scores of `simple_baselines`: by default those of unnamed data."""
     if settings.baselines != "auto":
         return settings.baselines
     target = str(settings.dataset.target)
     if target.startswith("gat_pyg.data."):
         return target in OWN
-    return not (config_folder() / "dataset" / f"{dataset_name(settings.dataset.values)}.yaml").is_file()
+    return dataset_name(settings.dataset.values) not in CHOICES["dataset"]
 
 
 def baselines_of(settings: Settings, task: Task) -> Baselines | None:

@@ -12,13 +12,13 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..settings.conf import VERSION_BASE, config_folder
+from ..settings.conf import CHOICES, VERSION_BASE, config_folder
 from ..settings.hashing import flattened
 from ..settings.overrides import quoted, translated, value_text
 from ..settings.settings import INTERNAL, Settings
 from .result import settings_in
 
-CHOICES = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # groups of which a file is chosen
+GROUPS = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # in the order of a command
 DEFAULT = ("loader=full", "encoding=none", "optimizer=adam", "scheduler=none")  # unless a recipe has others
 OF_A_PLACE = {*INTERNAL, "seed", "runs", "ckpt_path", "outputs", "results", "data_root", "dataset.root"}
 
@@ -33,7 +33,7 @@ def command_of(folder: str | Path, runs: int = 1) -> str | None:
         wanted = Settings.parse(OmegaConf.create(values))
     except (OSError, ValueError):
         return None
-    chosen = [f"{group}={name}" for group in CHOICES if (name := _choice(group, values.get(group) or {}))]
+    chosen = [f"{group}={name}" for group in GROUPS if (name := _choice(group, values.get(group) or {}))]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         base: Any = OmegaConf.to_container(compose("config", translated(chosen)), resolve=True)
@@ -50,24 +50,24 @@ def command_of(folder: str | Path, runs: int = 1) -> str | None:
 
 
 def _choice(group: str, values: Mapping[str, Any]) -> str | None:
-    """Return the name of the file in conf with fewest other values; None if none has the same class."""
+    """Return the choice of a group with fewest other values; None if none has the same class."""
     scores: dict[str, tuple[int, int]] = {}
-    for path in sorted((config_folder() / group).glob("*.yaml")):
-        inner = _file(path, group)
+    for name in sorted(CHOICES[group]):
+        inner = _values(group, name)
         if inner.get("_target_") == values.get("_target_"):
             equal = sum(values.get(key) == value for key, value in inner.items())
-            scores[path.stem] = equal - len(inner), equal
+            scores[name] = equal - len(inner), equal
     return max(scores, key=lambda name: scores[name], default=None)
 
 
-def _file(path: Path, group: str) -> dict[str, Any]:
-    """Return the settings of a group in a file and in those that it is based on."""
-    file: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
-    bases = (base for base in file.pop("defaults", []) if isinstance(base, str) and base != "_self_")
-    inner = file.get(group)
-    values: dict[str, Any] = inner if isinstance(inner, dict) else file
+def _values(group: str, name: str) -> dict[str, Any]:
+    """Return the settings of a choice and of those that it is based on."""
+    section: Any = OmegaConf.to_container(CHOICES[group][name].node)
+    bases = (base for base in section.pop("defaults", []) if isinstance(base, str) and base != "_self_")
+    inner = section.get(group)
+    values: dict[str, Any] = inner if isinstance(inner, dict) else section
     for base in bases:
-        values = {**_file(path.with_name(f"{base}.yaml"), group), **values}
+        values = {**_values(group, base), **values}
     return values
 
 

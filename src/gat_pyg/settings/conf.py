@@ -1,13 +1,16 @@
-"""The folder of configurations, with Hydra 1.3 or 1.4. Importing this file registers recipes and resolvers."""
+"""The settings in `conf`, and Hydra 1.3 or 1.4. Importing this file registers all choices and resolvers with Hydra."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, cast
 
 import hydra.utils
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from .names import RESOLVERS
@@ -33,22 +36,59 @@ def config_folder() -> Path:
     raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Reinstall gat_pyg.")
 
 
-def store_recipes() -> None:
-    """Register each section of the files of recipes with Hydra as a config of its own, for each model in its name.
+class Choice(ConfigNode):
+    """A choice of a group, such as `dataset=cora`: the text of its settings, parsed when they are read."""
 
-    The section `gat, gcn64` of conf/recipe/papers/on/citeseer.yaml becomes recipe/on/papers-gat-citeseer and
-    recipe/on/papers-gcn64-citeseer, and `gcn` of conf/recipe/papers/methods.yaml becomes recipe/method/papers-gcn.
+    def __init__(self, group: str, name: str, package: str | None, comment: str, text: str) -> None:
+        self.group, self.name, self.package, self.provider = group, name, package, "gat_pyg"
+        self.comment, self.text = comment, text
+
+    @functools.cached_property
+    def node(self) -> DictConfig:  # type: ignore[override]  # Hydra sets it in its copy
+        """The settings."""
+        return _parsed(self.text)
+
+
+@functools.cache
+def _parsed(text: str) -> DictConfig:
+    return cast(DictConfig, OmegaConf.create(text or "{}"))
+
+
+CHOICES: dict[str, dict[str, Choice]] = {}  # [group][name]
+_SECTION = re.compile(r"((?:^#.*\n)*)^([^\s#].*)=(.+?)(?: @(\w+))?:\n((?:^ .*\n|^\n)*)", re.MULTILINE)
+
+
+def store_choices() -> None:
+    """Register each section of the files in `conf/groups` with Hydra as a choice of a group.
+
+    The section `dataset=cora` is the choice that this setting selects. `recipe/on=papers-gat-ppi, papers-const_gat-ppi
+    @_global_` are two with the same settings, each in the package `_global_`. The comment above describes the choice.
     """
-    recipes, store = config_folder() / "recipe", ConfigStore.instance().store
-    for path in (path for files in ("methods", "on/*", "family/*") for path in recipes.glob(f"*/{files}.yaml")):
-        recipe, *folders, _ = path.relative_to(recipes).parts
-        group, suffix = (folders[0], f"-{path.stem}") if folders else ("method", "")
-        for models, values in cast(DictConfig, OmegaConf.load(path)).items():
-            for model in str(models).split(", "):
-                store(f"{recipe}-{model}{suffix}", values, f"recipe/{group}", "_global_")
+    for path in sorted((config_folder() / "groups").rglob("*.yaml")):
+        for comment, group, names, package, body in _SECTION.findall(path.read_text(encoding="utf-8")):
+            nodes = ConfigStore.instance().repo
+            for folder in group.split("/"):
+                nodes = nodes.setdefault(folder, {})
+            for name in names.split(", "):
+                choice = Choice(group, name, package or None, re.sub("^# ?", "", comment, flags=re.M), dedent(body))
+                CHOICES.setdefault(group, {})[name] = nodes[f"{name}.yaml"] = choice
 
 
-store_recipes()
+def check_names(folder: Path) -> None:
+    """Raise ValueError if a user's folder has a file with the name of a choice in `conf/groups`.
+
+    Results of both would have the same name, and versions of Hydra differ in which one they use.
+    """
+    for group, choices in CHOICES.items():
+        for name in choices:
+            if (file := folder / group / f"{name}.yaml").is_file():
+                raise ValueError(
+                    f"{file} has the name of a choice of gat_pyg, {group}={name}. Rename the file, for example to "
+                    f"my-{name}.yaml, and select it by {group}=my-{name}."
+                )
+
+
+store_choices()
 _register: Any = OmegaConf.register_new_resolver if _UNCHECKED is None else OmegaConf.register_resolver
 for _resolver in RESOLVERS:
     _register(_resolver.__name__, _resolver, replace=True)

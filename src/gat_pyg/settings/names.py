@@ -37,7 +37,7 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
 def run_name(_root_: DictConfig) -> str:
     """Return the part of a run folder's name after the time: model, data set, loader, mechanism.
 
-    `_root_` is the composed configuration, including Hydra's own. The model has its name in `conf/model`, or that of
+    `_root_` is the composed configuration, including Hydra's own. The model has the name of its choice, or that of
     its class if `model._target_` is overridden.
     """
     choices = _root_.hydra.runtime.choices

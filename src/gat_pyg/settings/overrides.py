@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from .conf import config_folder
+from .conf import CHOICES
 from .errors import no_setting
 
 REPLACES = ("dataset._target_", "dataset.name", "model._target_")
@@ -48,8 +48,10 @@ def check_recipe(choices: Mapping[str, Any]) -> None:
     `choices` are those of Hydra, by the names of the groups.
     """
     recipe, model, dataset = (str(choices[group]) for group in ("recipe", "model", "dataset"))
-    folder = config_folder() / "recipe" / recipe
-    if not (folder / "on").is_dir() or (folder / "methods.yaml").is_file():
+    of_data, of_methods = (
+        any(name.startswith(f"{recipe}-") for name in CHOICES[group]) for group in ("recipe/on", "recipe/method")
+    )
+    if of_methods or not of_data:
         return
     options = GlobalHydra.instance().config_loader().get_group_options("recipe/on")
     if "recipe/on" in choices and f"{recipe}-{model}-{dataset}" in options:
@@ -122,10 +124,9 @@ def misused_group(overrides: Iterable[str]) -> str | None:
             continue
         if not override.key_or_group:
             return no_setting(text)
-        folder = config_folder() / override.key_or_group
+        names = ", ".join(sorted(CHOICES.get(override.key_or_group, ())))
         required = not override.key_or_group.startswith("recipe/")  # these may be removed: see `without_recipes`
-        if folder.is_dir() and required and (override.is_delete() or not isinstance(override.value(), str)):
-            names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        if names and required and (override.is_delete() or not isinstance(override.value(), str)):
             return f"{text} is no choice, expected {override.key_or_group}=NAME with one of {names}."
     return None
 

@@ -11,7 +11,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from .conf import config_folder
+from .conf import CHOICES
 from .names import dataset_name
 from .settings import Settings
 
@@ -59,7 +59,7 @@ def as_published(settings: Settings) -> bool:
     choices = {"model": model, "dataset": dataset_name(settings.dataset.values)}
     if choices["dataset"] not in {dataset for table, _, dataset in published() if table != STRONG}:
         return False
-    if not all((config_folder() / group / f"{name}.yaml").is_file() for group, name in choices.items()):
+    if not all(name in CHOICES[group] for group, name in choices.items()):
         return False
     default = compose("config", [f"{group}={name}" for group, name in choices.items()])
     for name in VARIANTS:

@@ -303,17 +303,19 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
 
 
 def _experiment(invocation: Invocation) -> dict[str, Any]:
-    """Return the settings in the table's file, if it is one of conf/experiment.
+    """Return the settings of the experiment, of gat_pyg or the user's, if the table is one.
 
     Raises:
         ValueError: if it has settings of single runs, which would apply to no cell.
     """
-    file = config_folder() / "experiment" / f"{invocation.experiment}.yaml"
-    values: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    name = f"experiment/{invocation.experiment}"
+    sources = (source for source in GlobalHydra.instance().config_loader().get_sources() if source.is_config(name))
+    source = next(sources, None)
+    values: Any = OmegaConf.to_container(source.load_config(name).config) if source else {}
     if others := {*values} - {"methods", "datasets", "runs", "protocol"}:
         raise ValueError(
-            f"{file} has {', '.join(sorted(map(str, others)))}, which would apply to no cell. Add them to each "
-            "method, or to the command line."
+            f"experiment={invocation.experiment} has {', '.join(sorted(map(str, others)))}, which would apply to no "
+            "cell. Add them to each method, or to the command line."
         )
     return dict(values)
 

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     """The settings of a job of a sweep: its overrides, and what finds its lines in `results`."""
 
     overrides: Sequence[str]
-    model: str  # the names of files in conf/model and conf/dataset
+    model: str  # the choices of model and dataset
     dataset: str
     config_hash: str
     data: str

@@ -106,7 +106,7 @@ class InOrder(optuna.samplers.BaseSampler):
 
 @dataclass
 class Search:
-    """A search: its arguments are the settings in `conf/hydra/sweeper/study.yaml`."""
+    """A search: its arguments are the settings of `hydra/sweeper=study`."""
 
     n_trials: int | None
     n_jobs: int
