@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import chain
 from pathlib import Path
@@ -15,8 +16,8 @@ from torch_geometric.utils import from_smiles
 
 import gat_pyg.run
 from gat_pyg.data import smiles
-from gat_pyg.data.molecules.smiles import split_by_group
 from gat_pyg.data.rows import read_rows
+from gat_pyg.data.splits import split_by_group
 from gat_pyg.runs.result import read
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.objective import SPLITS
@@ -147,6 +148,7 @@ def test_errors_name_the_file_and_the_row(tmp_path: Path) -> None:
             smiles(tmp_path / "wrong.csv", **{"target": "y", **options})
 
 
+@pytest.mark.filterwarnings("ignore:.*no training molecule has")
 def test_invalid_molecules_are_left_out_and_repeated_ones_reported() -> None:
     table = frame(y=y()[:, 0])
     table.loc[3, "SMILES"] = "C(C"
@@ -156,6 +158,36 @@ def test_invalid_molecules_are_left_out_and_repeated_ones_reported() -> None:
         task = smiles(table.assign(part=part), "y", column="part", invalid="skip")
     assert task.notes == ("smiles: 1 of 12 SMILES cannot be converted: row 3, 'C(C' is no SMILES. They are left out",)
     assert [len(part) for part in names(task)] == [7, 2, 2]
+    for same in ("[13CH3][CH2:1]O", "[CH3:1][CH2:2][OH:3]"):  # no features of PyG's graphs
+        table.loc[11, "SMILES"] = same
+        with pytest.warns(UserWarning, match=f"such as '{re.escape(same)}' and 'CCO'"):
+            smiles(table.assign(part=part), "y", column="part", invalid="skip")
+    table.loc[11, "SMILES"] = MOLECULES[11]
+    with pytest.warns(UserWarning, match=r"part looks like a split: split.column=part. The split is random instead\."):
+        task = smiles(table.assign(part=part), "y", invalid="skip")
+    with pytest.warns(UserWarning, match="row 3, 'C.C' is no SMILES. They are left out"):
+        rows = read_rows(task.preparation, table)
+    assert rows.left_out == {3: "'C(C' is no SMILES"} and rows.table["id"].tolist() == [*range(12)]
+    assert rows.numbers == rows.ids["id"] == [row for row in range(12) if row != 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*no training molecule has")
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ([*range(101, 113)], [*range(101, 113)]),
+        ([f"{row:03}" for row in range(12)], [f"{row:03}" for row in range(12)]),
+        ([f"CHEMBL{row % 4}" for row in range(12)], [f"CHEMBL{row % 4}" for row in range(12)]),
+        ([*map(str, range(12))], [*range(12)]),
+        ([1.5, *range(11)], None),  # a quantity
+        ([1, 1, *range(10)], None),
+        ([None, *"abcdefghijk"], [None, *"abcdefghijk"]),
+    ],
+)
+def test_ids_of_any_type_name_the_molecules(column: list[Any], expected: list[Any] | None, tmp_path: Path) -> None:
+    frame(y=y()[:, 0], ID=column).drop(columns="id").to_csv(tmp_path / "m.csv", index=False)
+    task = smiles(tmp_path / "m.csv", "y")
+    assert read_rows(task.preparation).ids == ({} if expected is None else {"ID": expected}) | {"SMILES": MOLECULES}
 
 
 def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +200,7 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     (result,) = read(tmp_path / "o" / "results.jsonl")
     preparation = gat_pyg.load(result.run_dir).preparation
     rows = read_rows(preparation)
-    assert rows.ids == {"id": [*map(str, range(12))], "SMILES": MOLECULES}
+    assert rows.ids == {"id": [*range(12)], "SMILES": MOLECULES}
     error = (predict(result.run_dir, rows.graphs[-1]) - torch.tensor(targets[-1:])).abs()[0]  # the only test molecule
     assert result.scores == pytest.approx({"rmse_0": float(error[0]), "rmse_1": float(error[1])}, rel=1e-4)  # rounded
     assert preparation.class_names == ("logS", "boils")

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .arrays.keys import READ
-
-PATHS = {  # the arguments with paths of the functions that read users' files
-    "gat_pyg.data.from_file": ("path",),
-    "gat_pyg.data.arrays.from_pyg.from_file": ("path",),
-    "gat_pyg.data.tables": ("nodes", "edges", "graph"),
-    "gat_pyg.data.smiles": ("path",),
-}
+from .rows import READERS
 
 
 def content_of(dataset: Mapping[str, Any]) -> str | None:
@@ -34,7 +28,8 @@ def content_of(dataset: Mapping[str, Any]) -> str | None:
     'ed7002b439e9'
     """
     inner = (content_of(value) for value in dataset.values() if isinstance(value, Mapping))  # as for `links`
-    values = [dataset.get(key) for key in PATHS.get(str(dataset.get("_target_")), ())]
+    reader = READERS.get(str(dataset.get("_target_")))
+    values = [dataset.get(key) for key in reader.paths] if reader else []
     paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
     if not any(isinstance(path, str) for path in paths):
         return next((content for content in inner if content is not None), None)

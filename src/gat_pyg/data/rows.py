@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from ..tasks.preparation import Preparation
-from .arrays.detection import check_kind, plain
-from .arrays.formats import graphs_in, read
-from .arrays.from_pyg import split_graphs
-from .molecules.smiles import NAMES_OF_COLUMNS, molecules_of
-from .tables.tables import rows_of
+from .arrays.from_pyg import FILES
+from .molecules.smiles import MOLECULES
+from .reader import Reader, Rows
+from .tables.tables import TABLES
+
+READERS = {name: reader for reader in (FILES, TABLES, MOLECULES) for name in reader.targets}
 
 
-class Rows(NamedTuple):
-    """Graphs to predict, as `gat_pyg.predict` takes them, and the columns that name the predicted rows.
-
-    `y` of a graph has the labels that are known, in the run's coding: -1 or NaN where they are not. The rows are the
-    nodes, the pairs of `edge_label_index` or the graphs, in order; `ids` is empty if they have no names but numbers.
-    They are the rows `numbers` of `table`, the user's frame, by default all; `left_out` has the reasons for others.
-    """
-
-    graphs: list[Data]
-    ids: dict[str, Sequence[Any]]
-    table: Any = None
-    numbers: Sequence[int] | None = None
-    left_out: Mapping[int, str] = {}
-
-
-def _of_tables(source: Mapping[str, Any], data: Any) -> Rows:
-    graph, *rest = rows_of(source, data)
-    return Rows([graph], *rest)
-
-
-def _of_molecules(source: Mapping[str, Any], data: Any) -> Rows:
-    return Rows(*molecules_of(source, data))
-
-
-READERS: dict[str, Callable[[Mapping[str, Any], Any], Rows]] = {  # by `source["_target_"]`; they take source and data
-    "gat_pyg.data.tables": _of_tables,
-    "gat_pyg.data.smiles": _of_molecules,
-}
+def reader_of(source: Mapping[str, Any] | None) -> Reader:
+    """Return the reader of data by `Task.source`: that of files of graphs for data that are no file of the user."""
+    return READERS.get(str((source or {}).get("_target_")), FILES)
 
 
 def read_rows(preparation: Preparation, data: Any = None) -> Rows:
@@ -69,15 +43,7 @@ def read_rows(preparation: Preparation, data: Any = None) -> Rows:
         return Rows(data.to_data_list() if isinstance(data, Batch) else [data], {})
     if isinstance(data, Dataset) or (isinstance(data, (list, tuple)) and all(isinstance(item, Data) for item in data)):
         return Rows(list(data), {})  # type: ignore[arg-type]
-    source = preparation.source or {}
-    target = str(source.get("_target_"))
-    if target in READERS:
-        return READERS[target](source, data)
-    data = source.get("path") if data is None else data
-    if data is None:
-        raise ValueError("The run does not name files of its data. Give the data: a path, or graphs.")
-    paths = list(data) if isinstance(data, (list, tuple)) else [data]
-    return Rows([*chain(*map(_graphs, paths))], {})
+    return reader_of(preparation.source).reads(preparation.source or {}, data)
 
 
 def column_name(source: Mapping[str, Any] | None, key: str, column: int) -> str:
@@ -87,14 +53,5 @@ def column_name(source: Mapping[str, Any] | None, key: str, column: int) -> str:
         >>> column_name(None, "x", 3), column_name({"_target_": "gat_pyg.data.smiles"}, "edge_attr", 0)
         ('column 3 of x', 'bond_type of edge_attr')
     """
-    is_of_molecules = (source or {}).get("_target_") == "gat_pyg.data.smiles"
-    return f"{NAMES_OF_COLUMNS[key][column] if is_of_molecules else f'column {column}'} of {key}"
-
-
-def _graphs(path: str | Path) -> list[Data]:
-    """Return the graphs in a file that `from_file` reads; labels need not be there."""
-    path, content = read(path)
-    graphs = [*chain(*split_graphs(graphs_in(content, path, labelled=False), None, path.stem))]
-    for graph in graphs:
-        check_kind(graph, path.stem)
-    return [plain(graph, path.stem, len(graphs) > 1) for graph in graphs]
+    names = reader_of(source).columns
+    return f"{names[key][column] if names else f'column {column}'} of {key}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
@@ -304,10 +306,7 @@ def read_split(path: str | Path, count: int, name: str) -> dict[str, Tensor]:
     ids, times = np.unique(np.concatenate([*parts.values()]), return_counts=True)
     if (times > 1).any():
         raise ValueError(f"{where}: node {ids[times > 1][0]} is listed twice, expected each node in one split at most.")
-    return {
-        key: torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.from_numpy(parts[split].astype(np.int64)), True)
-        for key, split in zip(MASKS, SPLITS, strict=True)
-    }
+    return masks_of([torch.from_numpy(parts[split].astype(np.int64)) for split in SPLITS], count)
 
 
 def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, Tensor], int] | None:
@@ -386,5 +385,50 @@ def check_classes(task: Task) -> None:
 
 def add_masks(data: Data, index: Mapping[str, Tensor]) -> None:
     """Add the split of a data set of OGB as masks."""
-    for key, part in zip(MASKS, OGB_PARTS, strict=True):
-        data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)
+    for key, mask in masks_of([index[part] for part in OGB_PARTS], len(data.y)).items():
+        data[key] = mask & any_known(data.y)
+
+
+def masks_of(parts: Sequence[Tensor], count: int) -> dict[str, Tensor]:
+    """Return the masks `[count]` of the training, validation and test rows, which are given by their numbers."""
+    return {key: index_to_mask(rows.long(), count) for key, rows in zip(MASKS, parts, strict=True)}
+
+
+def split_by_group(groups: Sequence[Hashable], val: int, test: int) -> list[list[int]]:
+    """Return the rows of training, validation and test, of which no two have a row of the same group.
+
+    The largest groups come first, of equal ones that with the later first row. A group is for training if it fits into
+    all but `val` and `test` rows, else for validation if it fits into all but `test`, else for the test, as in DeepChem
+    (Ramsundar et al., 2019) and OGB (Hu et al., 2020); but the largest group is always for training. So the sizes may
+    differ from `val` and `test`.
+
+    Example:
+        >>> split_by_group(["a", "b", "a", "c", "a", "b"], val=2, test=1)
+        [[0, 2, 4], [1, 5], [3]]
+    """
+    rows_of = defaultdict(list)
+    for row, group in enumerate(groups):
+        rows_of[group].append(row)
+    train: list[int] = []
+    others: list[list[int]] = [[], []]
+    for rows in sorted(rows_of.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
+        if not train or len(train) + len(rows) <= len(groups) - val - test:
+            train += rows
+        else:
+            fits = len(train) + len(others[0]) + len(rows) <= len(groups) - test
+            others[not fits] += rows
+    return [sorted(part) for part in (train, *others)]
+
+
+def masks_by_group(groups: Sequence[Hashable], val: int | None, test: int | None, name: str) -> dict[str, Tensor]:
+    """Return the masks `[n]` of `split_by_group`; validation and test are by default a fifth each."""
+    val, test = (len(groups) // 5 if size is None else size for size in (val, test))
+    parts = split_by_group(groups, val, test)
+    if not all(parts):
+        sizes = " / ".join(str(len(part)) for part in parts)
+        raise ValueError(
+            f"{name}: split.scaffold gives {sizes} molecules for training, validation and test, since "
+            f"{max(Counter(groups).values())} of {len(groups)} have the same scaffold. Choose other split.val and "
+            "split.test, or split.scaffold=false."
+        )
+    return masks_of([torch.tensor(part) for part in parts], len(groups))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import is_undirected
 
+from ..data.rows import READERS
 from ..models.encoders import num_categories
 from ..models.gat import GAT
 from ..settings.conf import CHOICES
@@ -22,7 +23,6 @@ from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .build import READ, SHARES, data_key, prepared, read_data
-from .reference_scores import OWN
 
 SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "residual")}  # which fit each other
 
@@ -103,7 +103,7 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     passed = names_of(overrides)
-    is_own = settings.dataset.target in OWN or "dataset._target_" in passed
+    is_own = settings.dataset.target in READERS or "dataset._target_" in passed
     has_rule = any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
     has_recipe = (
         any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides) and not has_rule

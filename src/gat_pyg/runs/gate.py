@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from torch_geometric.transforms import BaseTransform
 
 from .. import data
-from ..data.content_hash import PATHS
 from ..data.named.raw import data_root
+from ..data.rows import READERS
 
 BASES = {  # packages whose classes with this base may be built
     "gat_pyg.": (nn.Module, BaseTransform),
@@ -92,7 +92,8 @@ def _written(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         name, dataset = todo.pop()
         if not isinstance(dataset, Mapping):
             continue
-        read = PATHS.get(str(dataset.get("_target_")), ())  # the user's files
+        reader = READERS.get(str(dataset.get("_target_")))
+        read = reader.paths if reader else ()  # the user's files
         for key, value in dataset.items():
             todo.append((f"{name}.{key}", value))
             is_path = isinstance(value, str) and (

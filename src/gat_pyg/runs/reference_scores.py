@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
+from ..data.rows import READERS
 from ..distributed.ranks import is_first
 from ..files import needs
 from ..graph.subgraph import mask_to_index
@@ -40,7 +41,6 @@ Rows: TypeAlias = list[tuple[Data, Tensor]]  # graphs, each with the ids of its 
 Predict: TypeAlias = Callable[[Array], Array]  # of rows of columns
 
 
-OWN = frozenset(f"gat_pyg.data.{name}" for name in ("from_file", "tables", "smiles"))  # readers of one's own data
 COMPUTED: dict[str, Baselines] = {}  # by `data_key`
 
 
@@ -50,7 +50,7 @@ def has_baselines(settings: Settings) -> bool:
         return settings.baselines
     target = str(settings.dataset.target)
     if target.startswith("gat_pyg.data."):
-        return target in OWN
+        return target in READERS
     return dataset_name(settings.dataset.values) not in CHOICES["dataset"]
 
 

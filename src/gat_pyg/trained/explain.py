@@ -18,7 +18,7 @@ from torch_geometric.explain.config import ModelConfig
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_undirected
 
-from ..data.rows import column_name
+from ..data.rows import column_name, reader_of
 from ..data.tables.columns import text_of, width
 from ..data.tables.graph import DEGREES
 from ..files import needs
@@ -307,17 +307,14 @@ def _set_pair(graph: Data, nodes: Sequence[int], name: str, objective: Objective
 
 def _names(preparation: Preparation, objective: Objective, graph: Data, ids: Mapping[str, Any], N: int) -> list[str]:
     """Return the names of the nodes of a graph: ids of the user's tables, symbols of atoms with numbers, or numbers."""
-    source = preparation.source or {}
+    node_names = reader_of(preparation.source).node_names
     if objective.item == "edge" and len(ids) == 2:
         texts = [str(name) for column in ids.values() for name in column]
         names = dict(zip(graph.edge_label_index.flatten().tolist(), texts, strict=True))
         return [names.get(node, str(node)) for node in range(N)]
     if objective.item in ("node", "link") and ids:
         return [*map(str, next(iter(ids.values())))]
-    if source.get("_target_") == "gat_pyg.data.smiles":
-        table = needs("rdkit.Chem", "molecules").GetPeriodicTable()
-        return [f"{table.GetElementSymbol(z)}{atom}" for atom, z in enumerate(graph.x[:, 0].int().tolist())]
-    return [*map(str, range(N))]
+    return [*map(str, range(N))] if node_names is None else node_names(graph)
 
 
 def _position(wanted: Any, columns: Any, count: int, what: str, last: bool = False) -> int:

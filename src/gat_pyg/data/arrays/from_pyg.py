@@ -19,6 +19,7 @@ from ...tasks.objective import MASKS, SPLITS
 from ...tasks.preparation import UNDIRECTED
 from ...tasks.task import Task
 from ..links import link_task
+from ..reader import Reader, Rows
 from ..splits import (
     add_masks,
     check_classes,
@@ -31,7 +32,7 @@ from ..splits import (
 )
 from ..tables.programs import as_coo
 from .batched_graphs import graphs_of
-from .detection import graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
+from .detection import check_kind, graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
 from .formats import as_tensor, graphs_in, read
 from .keys import UNION, warn_of_unread
 from .series import graphs_of_series, is_series, the_graph
@@ -380,3 +381,23 @@ def _divided(data: Any, task: str | None, name: str) -> list[Any]:
         return graphs_of_series(plain(data, name), task, name)
     is_union = isinstance(data, Data) and any(key in data for key in UNION)
     return graphs_of(plain(data, name), task, name) if is_union else [data]
+
+
+def _rows_of(source: Mapping[str, Any], data: Any) -> Rows:
+    """Return the graphs of files, which need no labels; of one path, of several, or of the task's own file."""
+    data = source.get("path") if data is None else data
+    if data is None:
+        raise ValueError("The run does not name files of its data. Give the data: a path, or graphs.")
+    paths = list(data) if isinstance(data, (list, tuple)) else [data]
+    return Rows([*chain(*map(_graphs_in, paths))], {})
+
+
+def _graphs_in(path: str | Path) -> list[Data]:
+    path, content = read(path)
+    graphs = [*chain(*split_graphs(graphs_in(content, path, labelled=False), None, path.stem))]
+    for graph in graphs:
+        check_kind(graph, path.stem)
+    return [plain(graph, path.stem, len(graphs) > 1) for graph in graphs]
+
+
+FILES = Reader(("gat_pyg.data.from_file", f"{__name__}.from_file"), ("path",), _rows_of)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,18 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import index_to_mask
 from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
 
 from ...files import needs
-from ...tasks.objective import MASKS, SPLITS, any_known
+from ...tasks.objective import SPLITS, any_known
 from ...tasks.objectives import objective_for
 from ...tasks.task import Task
 from ..arrays.from_pyg import from_dataset, name_of_file
-from ..splits import check_classes
+from ..reader import Reader, Rows
+from ..splits import check_classes, masks_by_group
+from ..tables.cells import Column, number
 from ..tables.columns import missing_column
 from ..tables.files import file_of, named, read_table, where
-from ..tables.split_columns import masks_by_column, masks_by_time
+from ..tables.ids import presented
+from ..tables.split_columns import masks_by_column, masks_by_time, warn_of_splits
 from ..tables.targets import Targets
 
 NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi", "structure", "molecule", "mol")  # of the column
@@ -98,7 +99,8 @@ def smiles(
     labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
-    frame, graphs, mols, notes = _read(frame, source)
+    frame, by_row, mols, _, notes = _read(frame, source)
+    graphs = [*by_row.values()]
     known = np.array([bool(any_known(graph.y)) for graph in graphs])
     if not known.all():
         without = f"{int((~known).sum()):,} of {len(known):,} molecules have no known {' or '.join(targets)}"
@@ -109,13 +111,16 @@ def smiles(
     name, every = name_of_file(source["path"] or "smiles"), torch.ones(len(graphs), dtype=torch.bool)
     masks: dict[str, Tensor] = {}
     drawn: tuple[str, ...] = ("column", "time", "scaffold")
+    if not (column or time or scaffold or folds):
+        used = (smiles, *targets)
+        warn_of_splits(frame, [name for name in frame.columns if name not in used], "The split is random instead")
     if column is not None:
         masks, drawn = masks_by_column(frame, column, every, val, seed)
     elif time is not None:
         masks, drawn = masks_by_time(frame, time, every, val, test)
     elif scaffold:
         groups = scaffolds(mols[graph.smiles] for graph in graphs)
-        masks, drawn = _masks_by_group(groups, val, test, name), ("scaffold", "val", "test")
+        masks, drawn = masks_by_group(groups, val, test, name), ("scaffold", "val", "test")
     for key, mask in masks.items():
         for graph, row in zip(graphs, mask.split(1), strict=True):
             graph[key] = row
@@ -128,8 +133,11 @@ def smiles(
     return result.read_from(source, notes, class_names=tuple(names), split_arguments=drawn)
 
 
-def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data], dict[str, Sequence[str]]]:
-    """Return the graphs of later molecules, and the columns of text: their SMILES, and names if the table has some.
+def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
+    """Return the graphs of later molecules, and the columns that name them: their SMILES, texts and ids.
+
+    Ids are columns of text, and of whole numbers that are all different. `left_out` has the rows whose SMILES cannot be
+    converted, by their number in `table` from 0.
 
     The column of SMILES is that of the run or has a usual name. Warns of atoms and bonds that no training molecule has.
 
@@ -140,15 +148,25 @@ def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data
     Raises:
         ValueError: as `smiles`.
     """
-    frame = _table(source["path"] if data is None else data)
-    smiles = source["smiles"] if source["smiles"] in frame.columns else _smiles_column(frame, None)
-    frame, graphs, _, notes = _read(frame, {**source, "smiles": smiles})
-    for note in notes:
+    table = _table(source["path"] if data is None else data)
+    smiles = source["smiles"] if source["smiles"] in table.columns else _smiles_column(table, None)
+    of = _read(table, {**source, "smiles": smiles})
+    for note in of.notes:
         warnings.warn(f"{note}.", stacklevel=4)
-    _warn_of_categories(graphs, source["categories"], file_of(frame))
-    others = [name for name in frame.columns if name not in (smiles, *source["target"]["names"])]
-    ids = {name: frame[name].tolist() for name in others if frame[name].dtype.kind not in "biufcmM"}
-    return graphs, ids | {smiles: [graph.smiles for graph in graphs]}
+    _warn_of_categories([*of.graphs.values()], source["categories"], file_of(table))
+    ids: dict[str, Sequence[Any]] = {}
+    for name in [name for name in table.columns if name not in (smiles, *source["target"]["names"])]:
+        column = Column(of.frame, name)
+        are_texts = any(np.isnan(number(text)) for text in column.texts)
+        if not column.is_date and column.texts and (are_texts or _are_ids(column)):
+            ids[name] = column.of_rows(presented(column.texts, table, name), None).tolist()
+    ids[smiles] = [graph.smiles for graph in of.graphs.values()]
+    return Rows([*of.graphs.values()], ids, table, [*of.graphs], of.reasons)
+
+
+def _are_ids(column: Column) -> bool:
+    """Return True for whole numbers that are all different."""
+    return len(column.keys) == len(column.codes) and all(float(key).is_integer() for key in column.keys)
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -205,8 +223,18 @@ def _target_columns(frame: Any, target: str | Sequence[str] | None, smiles: str)
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(frame: Any, source: Mapping[str, Any]) -> tuple[Any, list[Data], dict[str, Any], list[str]]:
-    """Return the rows of a table with a molecule, their graphs, RDKit's molecules by SMILES, and notes on others."""
+class _Read(NamedTuple):
+    """The rows of a table with a molecule, their graphs by row from 0, RDKit's molecules, and notes on other rows."""
+
+    frame: Any
+    graphs: dict[int, Data]
+    mols: dict[str, Any]
+    reasons: dict[int, str]
+    notes: list[str]
+
+
+def _read(frame: Any, source: Mapping[str, Any]) -> _Read:
+    """Return the molecules of a table with their labels."""
     graphs, mols, reasons = molecules(frame[source["smiles"]])
     file, notes = file_of(frame), []
     if reasons:
@@ -224,7 +252,7 @@ def _read(frame: Any, source: Mapping[str, Any]) -> tuple[Any, list[Data], dict[
     (y,) = objective_for([y], "graph", goal).convert([y], file)
     for graph, row in zip(graphs.values(), y.split(1), strict=True):
         graph.y = row
-    return frame, [*graphs.values()], mols, notes
+    return _Read(frame, graphs, mols, reasons, notes)
 
 
 class Molecules(NamedTuple):
@@ -276,7 +304,7 @@ def _reason(chem: Any, text: str, mol: Any) -> str:
     return f"{text!r} is no molecule: {problems[0].Message()}" if problems else f"{text!r} is no SMILES"
 
 
-# Splits ---------------------------------------------------------------------------------------------------------------
+# Scaffolds ------------------------------------------------------------------------------------------------------------
 
 
 def scaffolds(mols: Iterable[Any]) -> list[str]:
@@ -291,56 +319,27 @@ def scaffolds(mols: Iterable[Any]) -> list[str]:
     return [murcko.MurckoScaffoldSmiles(mol=mol, includeChirality=False) for mol in mols]
 
 
-def split_by_group(groups: Sequence[Hashable], val: int, test: int) -> list[list[int]]:
-    """Return the rows of training, validation and test, of which no two have a row of the same group.
-
-    The largest groups come first, of equal ones that with the later first row. A group is for training if it fits into
-    all but `val` and `test` rows, else for validation if it fits into all but `test`, else for the test, as in DeepChem
-    (Ramsundar et al., 2019) and OGB (Hu et al., 2020); but the largest group is always for training. So the sizes may
-    differ from `val` and `test`.
-
-    Example:
-        >>> split_by_group(["a", "b", "a", "c", "a", "b"], val=2, test=1)
-        [[0, 2, 4], [1, 5], [3]]
-    """
-    rows_of = defaultdict(list)
-    for row, group in enumerate(groups):
-        rows_of[group].append(row)
-    train: list[int] = []
-    others: list[list[int]] = [[], []]
-    for rows in sorted(rows_of.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
-        if not train or len(train) + len(rows) <= len(groups) - val - test:
-            train += rows
-        else:
-            fits = len(train) + len(others[0]) + len(rows) <= len(groups) - test
-            others[not fits] += rows
-    return [sorted(part) for part in (train, *others)]
-
-
-def _masks_by_group(groups: Sequence[Hashable], val: int | None, test: int | None, name: str) -> dict[str, Tensor]:
-    """Return the masks `[n]` of `split_by_group`; validation and test are by default a fifth each."""
-    val, test = (len(groups) // 5 if size is None else size for size in (val, test))
-    parts = split_by_group(groups, val, test)
-    if not all(parts):
-        sizes = " / ".join(str(len(part)) for part in parts)
-        raise ValueError(
-            f"{name}: split.scaffold gives {sizes} molecules for training, validation and test, since "
-            f"{max(Counter(groups).values())} of {len(groups)} have the same scaffold. Choose other split.val and "
-            "split.test, or split.scaffold=false."
-        )
-    return {key: index_to_mask(torch.tensor(part), len(groups)) for key, part in zip(MASKS, parts, strict=True)}
-
-
 # Warnings -------------------------------------------------------------------------------------------------------------
 
 
 def _warn_of_duplicates(task: Task, mols: Mapping[str, Any], file: str) -> None:
-    """Warn if a molecule of the validation or the test is one of training, by RDKit's canonical SMILES."""
+    """Warn if a molecule of the validation or the test is one of training: the same graph for the model.
+
+    They are compared by RDKit's canonical SMILES without isotopes and atom maps, which are no features of PyG's graphs.
+    """
     chem = needs("rdkit.Chem", "molecules")
-    train = {chem.MolToSmiles(mols[graph.smiles]): graph.smiles for graph in task.train}
+
+    def canonical(smiles: str) -> str:
+        mol = chem.Mol(mols[smiles])
+        for atom in mol.GetAtoms():
+            atom.SetIsotope(0)
+            atom.SetAtomMapNum(0)
+        return str(chem.MolToSmiles(mol))
+
+    train = {canonical(graph.smiles): graph.smiles for graph in task.train}
     for split in SPLITS[1:]:
         graphs = task.graphs(split)
-        same = [(graph.smiles, train.get(chem.MolToSmiles(mols[graph.smiles]))) for graph in graphs]
+        same = [(graph.smiles, train.get(canonical(graph.smiles))) for graph in graphs]
         if again := [(text, first) for text, first in same if first is not None]:
             (text, first), *_ = again
             example = repr(text) if text == first else f"{text!r} and {first!r}"
@@ -352,7 +351,6 @@ def _warn_of_duplicates(task: Task, mols: Mapping[str, Any], file: str) -> None:
 
 
 _MAPS = {"x": x_map, "edge_attr": e_map}  # the values of each column
-NAMES_OF_COLUMNS = {key: [*columns] for key, columns in _MAPS.items()}
 
 
 def _categories(graphs: Sequence[Data]) -> dict[str, list[list[int]]]:
@@ -378,3 +376,13 @@ def _warn_of_categories(graphs: Sequence[Data], known: Mapping[str, list[list[in
             f"{file}: no training molecule has {', '.join(texts)}. Predictions of such molecules are guesses.",
             stacklevel=5,
         )
+
+
+def _atoms(graph: Data) -> list[str]:
+    table = needs("rdkit.Chem", "molecules").GetPeriodicTable()
+    return [f"{table.GetElementSymbol(z)}{atom}" for atom, z in enumerate(graph.x[:, 0].int().tolist())]
+
+
+MOLECULES = Reader(
+    ("gat_pyg.data.smiles",), ("path",), rows_of, {key: [*columns] for key, columns in _MAPS.items()}, _atoms
+)

@@ -98,7 +98,10 @@ def masks_by_time(
     return _checked(masks, place, "have more different times, or val and test other sizes"), ("time", "val", "test")
 
 
-def warn_of_splits(frame: Any, names: Collection[str]) -> list[str]:
+NO_FEATURE = "It is no feature, unless dataset.categories has it; dataset.ignore drops it"
+
+
+def warn_of_splits(frame: Any, names: Collection[str], effect: str = NO_FEATURE) -> list[str]:
     """Return those of some columns that look like a split of the rows, after a warning: they are no features.
 
     These are columns of train, val and test, whatever their names, masks such as `train_mask` with two values, and
@@ -125,20 +128,18 @@ def warn_of_splits(frame: Any, names: Collection[str]) -> list[str]:
         elif words & {"split", "fold", "folds", "kfold"} and all(map(str.isdecimal, column.keys)):
             folds.append(name)
     for name in splits:
-        _warn(frame, f"{name} looks like a split: split.column={name}")
+        _warn(frame, f"{name} looks like a split: split.column={name}", effect)
     if masks:
         names = f"{', '.join(masks)} look{'s' * (len(masks) == 1)} like a split"
-        _warn(frame, f"{names}: write a column with train, val or test, and choose it by split.column")
+        _warn(frame, f"{names}: write a column with train, val or test, and choose it by split.column", effect)
     for name in folds:
-        _warn(frame, f"{name} looks like the folds of a split: write a column with train, val or test for one of them")
+        text = f"{name} looks like the folds of a split: write a column with train, val or test for one of them"
+        _warn(frame, text, effect)
     return [*splits, *masks, *folds]
 
 
-def _warn(frame: Any, text: str) -> None:
-    warnings.warn(
-        f"{file_of(frame)}: {text}. It is no feature, unless dataset.categories has it; dataset.ignore drops it.",
-        stacklevel=4,
-    )
+def _warn(frame: Any, text: str, effect: str) -> None:
+    warnings.warn(f"{file_of(frame)}: {text}. {effect}.", stacklevel=4)
 
 
 def _column(frame: Any, name: str) -> Column:

@@ -19,6 +19,7 @@ from ...tasks.objectives import objective_for
 from ...tasks.task import Task
 from ..arrays.from_pyg import name_of_file
 from ..links import divided_links, link_task
+from ..reader import Reader, Rows
 from ..splits import check_classes, draw_masks
 from .choice import check_columns, warn_of_header
 from .columns import Features, missing_column
@@ -187,13 +188,8 @@ def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **optio
     return tables(graph=graph, target=target, **options)
 
 
-def rows_of(
-    source: Mapping[str, Any], data: Any = None
-) -> tuple[Data, dict[str, Sequence[Any]], Any, Sequence[int] | None]:
+def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
-
-    The third value is the user's table of these rows, or None, and the last one the rows of it in their order, None for
-    all: see `gat_pyg.data.rows.Rows`.
 
     Args:
         source: `Task.source` of the run.
@@ -229,15 +225,15 @@ def rows_of(
         ends = read_ids([(pairs, source["src"]), (pairs, source["dst"])], "Each pair needs both ends.", of.ids)
         graph.edge_label_index = ends_of(ends, of.sides, LEARNT if "ids" in source else "the nodes")
         names: dict[str, Sequence[Any]] = {end.name: presented([*end.of_rows], pairs, end.name) for end in ends}
-        return graph, names, frames.get("pairs", pairs), None
+        return Rows([graph], names, frames.get("pairs", pairs))
     item = "node" if target is None else target["item"]
     frame, order = of.of(item), of.order if item == "node" else None
     if target is not None and all(name in frame.columns for name in target["names"]):
         y = Targets(target["names"], target["classes"], source["missing"])(frame)
         (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
     if item in frames:
-        return graph, of.names(item, source), frames[item], None if order is None else order.tolist()
-    return graph, of.names(item, source), frame, None
+        return Rows([graph], of.names(item, source), frames[item], None if order is None else order.tolist())
+    return Rows([graph], of.names(item, source), frame)
 
 
 def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -412,7 +408,6 @@ def _notes(
         yield from of.of(item).attrs.get("notes", ())
     if labels is not None and (note := labels.targets.note(labels.y, labels.objective.item)):
         yield note
-    yield from of.edges.attrs.get("notes", ())
     if source["reverse"] and "both" not in source:
         yield "messages pass over each edge in both directions, as dataset.undirected=true"
 
@@ -484,3 +479,6 @@ def _path(table: Any) -> Any:
         return str(table)
     are_paths = are_several(table) and all(isinstance(path, (str, Path)) for path in table)
     return [str(path) for path in table] if are_paths else None
+
+
+TABLES = Reader(("gat_pyg.data.tables",), ("nodes", "edges", "graph"), rows_of)
