@@ -409,10 +409,22 @@ class OfData(nn.Module):
         return self.inner(data.x, data.edge_index, torch.zeros_like(data.x[:, 0], dtype=torch.long))
 
 
+class OtherNames(nn.Module):
+    """A model whose arguments have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = gat_pyg.GATConv(16, 8)
+
+    def forward(self, h: Tensor, e: Tensor) -> Tensor:
+        return self.inner(h, e)
+
+
 def test_attention_of_any_model_leaves_it_as_it_was() -> None:
     data = data_of(RANDOM).update({"edge_attr": torch.randn(RANDOM.index.size(1), 2)})
-    models = [Asking(), OfData(), Batched(), pyg.GAT(16, 8, 2, 3, v2=True), gat_pyg.TransformerConv(16, 8)]
-    for model, layers in zip([*models, gat_pyg.GATv2Conv(16, 8)], (3, 1, 1, 2, 1, 1), strict=True):
+    models = [Asking(), OfData(), Batched(), OtherNames(), pyg.GAT(16, 8, 2, 3, v2=True)]
+    others = gat_pyg.TransformerConv(16, 8), gat_pyg.GATv2Conv(16, 8)
+    for model, layers in zip([*models, *others], (3, 1, 1, 1, 2, 1, 1), strict=True):
         modes = [module.training for module in model.modules()]
         assert len(attention_of(model, data)) == layers
         assert modes == [module.training for module in model.modules()]

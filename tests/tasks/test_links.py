@@ -139,6 +139,13 @@ def test_a_graph_with_most_of_all_links_has_negatives(dense: int, monkeypatch: p
     assert NonLinks(known[:, :0], 1).draw(2).shape == NonLinks(known, 5).draw(0).shape == (2, 0)
 
 
+@pytest.mark.filterwarnings("ignore:There are not enough negative edges")
+def test_a_graph_of_all_links_says_so() -> None:
+    everything = torch.cartesian_prod(torch.arange(12), torch.arange(12)).t()
+    with pytest.raises(ValueError, match="dense: val_mask has links alone: nearly all pairs of the 12 nodes are links"):
+        links(Data(torch.eye(12), everything), "dense")
+
+
 def test_the_known_links_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Tensor] = []
 

@@ -283,7 +283,17 @@ def with_other_pairs(graph: Data, name: str) -> Data:
     part = Data(edge_label_index=links, edge_label=torch.ones(links.size(1), dtype=torch.long))
     with _seeded(0):
         _add_negatives([part], NonLinks(known, N, directed(two_sides(known, N), links)))
+    _check_others(part.edge_label, N, name)
     return graph.update(part)
+
+
+def _check_others(y: Tensor, N: int, where: str) -> None:
+    """Raise ValueError if all pairs of a split are links, since no other pairs were there to draw."""
+    if y.numel() and bool(y.all()):
+        raise ValueError(
+            f"{where} has links alone: nearly all pairs of the {N} nodes are links, expected a graph in which most are "
+            "none. To predict a value of each edge, choose its column as the target."
+        )
 
 
 @contextmanager
@@ -320,6 +330,8 @@ def task_of_pairs(
 ) -> Task:
     """Return the task of a graph with the pairs of nodes, and their labels, of the three splits."""
     data.edge_label_index, data.y = torch.cat(pairs, 1), torch.cat(labels)
+    for key, y in zip(MASKS[1:], labels[1:], strict=True):
+        _check_others(y, num_nodes(data), f"{name}: {key}")
     split = torch.cat([torch.full((len(y),), number) for number, y in enumerate(labels)])
     for number, key in enumerate(MASKS):
         data[key] = split == number

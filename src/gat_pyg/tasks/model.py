@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..graph.layers import arguments
 from .objective import Objective
 from .preparation import Preparation
 
@@ -52,12 +51,17 @@ def members(model: nn.Module) -> Members:
     return Members(**{name: getattr(model, name) for name in names})
 
 
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+BY_NAME = ("edge_attr", "edge_label_index", "edge_label_attr", "batch", "batch_size")  # arguments that are no edges
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The names of the arguments that a model takes, read from the signature of its forward once.
 
-    A model is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, or `model(data)` if
-    `data` is its only argument. The other arguments that it takes are passed by name.
+    A model is called `model(x, edge_index)`, whatever the name of the second argument; or `model(x)` if its forward has
+    neither `edge_index` nor another second argument without a default; or `model(data)` if `data` is its only argument.
+    The other arguments that it takes are passed by name.
 
     Example:
         >>> linear = nn.Linear(5, 2)
@@ -71,8 +75,10 @@ class Inputs:
     @classmethod
     def of(cls, model: nn.Module) -> Inputs:
         """Return the inputs of a model, without `edge_attr` if it does not support edge features."""
-        names = arguments(uncompiled(model))
-        batch = signature(uncompiled(model).forward).parameters.get("batch")
+        forward = signature(uncompiled(model).forward).parameters
+        second = [*forward.values()][1:2]
+        has_edges = any(p.default is p.empty and p.kind in POSITIONAL and p.name not in BY_NAME for p in second)
+        names, batch = frozenset(forward) | ({"edge_index"} if has_edges else set()), forward.get("batch")
         needs_batch = batch is not None and batch.default is Parameter.empty
         return cls(names if members(model).supports_edge_attr else names - {"edge_attr"}, needs_batch)
 
