@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, from_pandas, tables
-from gat_pyg.data.rows import Rows, read_rows
+from gat_pyg.data.reader import Rows
+from gat_pyg.data.rows import read_rows
 from gat_pyg.data.tables.columns import Features
 from gat_pyg.data.tables.split_columns import masks_by_column, masks_by_time
 from gat_pyg.data.tables.targets import Targets

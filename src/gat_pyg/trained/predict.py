@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..data.arrays.series import is_series
-from ..data.rows import Rows
+from ..data.reader import Rows
 from ..data.tables.programs import is_graph
 from ..files import needs, write_whole
 from ..tasks.node_ids import num_nodes

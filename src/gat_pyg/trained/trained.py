@@ -18,7 +18,8 @@ from torch_geometric.data import Batch, Data
 from ..data.arrays.batched_graphs import pointers
 from ..data.arrays.keys import UNION
 from ..data.arrays.series import graphs_of_series, is_series
-from ..data.rows import Rows, column_name, read_rows
+from ..data.reader import Rows
+from ..data.rows import column_name, read_rows
 from ..models.encoders import num_unknown
 from ..runs.build import settings_of, task_of
 from ..runs.model_file import seeds_of

@@ -158,7 +158,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     for name in [name for name in table.columns if name not in (smiles, *source["target"]["names"])]:
         column = Column(of.frame, name)
         are_texts = any(np.isnan(number(text)) for text in column.texts)
-        if not column.is_date and column.texts and (are_texts or _are_ids(column)):
+        if column.kind != "date" and column.texts and (are_texts or _are_ids(column)):
             ids[name] = column.of_rows(presented(column.texts, table, name), None).tolist()
     ids[smiles] = [graph.smiles for graph in of.graphs.values()]
     return Rows([*of.graphs.values()], ids, table, [*of.graphs], of.reasons)
