@@ -103,6 +103,7 @@ KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why
     (["Feb 3, 2021", "Mar 13, 2020"], "dates of an unknown form"),
     (["Mon Jan 05 2021", "Tue Jan 13 2021"], "dates of an unknown form"),
     (["0", "1", "2", "3+"] * 5, "category"),
+    (["A", "1.50", "2.25"] * 5, "category"),
     ([*NUMBERS, *["k.A."] * 20], ValueError("row 30: v is 'k.A.', expected a number .and 19 more rows.. Leave")),
     ([f"Person {i}" for i in range(12)], "12 different texts"),
     (["A", "B", "C"] * 4, "category"),
@@ -118,6 +119,8 @@ KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why
     ([*NUMBERS, *NUMBERS, ">90", ">90"], ValueError("row 60: v is '>90', expected a number .and 1 more row.")),
     (["2024-01-01"] * 30 + ["2024-02-30"], ValueError("row 30: v is '2024-02-30', expected a date")),
     (["1,250", "2,500", "3,750"], ValueError("row 0: v is '1,250', whose comma may divide thousands .and 2 more rows")),
+    (["2024-01-01", "2024-01-03", "0000-00-00"], ValueError("row 2: v is '0000-00-00', expected a date")),
+    (["\u22121.5", "2"], "number"),
     (["01/02/2020", "03/04/2021"], ValueError("may begin with the day or the month")),
     ([1.0, 2.0, float("inf")], ValueError("row 2: v is inf, expected a finite number")),
     (["1", "2", "=A1+B2"], ValueError("row 2: v is '=A1\\+B2', a formula")),
@@ -140,6 +143,7 @@ LATER: list[tuple[list[Any], list[Any], str]] = [  # cells of training, of a lat
         [NAN, NAN, NAN],
         "data: v is missing in 3 of 3 rows, but in none of those of training; the median",
     ),
+    ([1.0, 2.0, 3.0], [2.0, NAN], "v is missing in 1 of 2 rows, but in none of those of training; the median"),
     ([1.0, 2.0, 3.0, None], [NAN, NAN, NAN], "v is missing in 3 of 3 rows, but in 25% of those of training"),
     (["a", "b", "a"], [None, None, "a"], "v is missing in 2 of 3 rows, but in none of those of training; no category"),
     ([1.0, 2.0, 3.0], [100.0, 200.0, 2.0], "v has 2 of 3 numbers outside of 1 to 3, the range of the training rows"),
@@ -389,8 +393,10 @@ def test_a_split_is_no_feature_without_a_word():
 def test_a_missing_header_is_reported(tmp_path: Path):
     with pytest.warns(UserWarning, match="the name of the column ann is an id in it. If row 1 is no header, add one"):
         learnt(tmp_path, "ann,bob\n" + "".join(f"ann,p{i}\nbob,p{i}\n" for i in range(9)), bipartite=False)
-    with pytest.warns(UserWarning, match="the name of the column u1 is an id in it"):  # among the other ends
-        learnt(tmp_path, "u1,u2\n" + "".join(f"u{i},u{i % 19 + 1}\n" for i in range(2, 20)), bipartite=False)
+    with pytest.warns(UserWarning, match="the name of the column n1 is an id in it"):  # among the other ends
+        learnt(tmp_path, "n1,n2\n" + "".join(f"u{i},n{i % 19 + 1}\n" for i in range(2, 20)), bipartite=False)
+    with pytest.warns(UserWarning, match="the name of the column u98 is like the ids in it"):
+        learnt(tmp_path, "u98,u99\n" + "".join(f"u{i},u{i + 1}\n" for i in range(20)), bipartite=False)
     for text, message in {
         "# FromNodeId ToNodeId\n1 2\n": "row 1 is a comment, '# FromNodeId ToNodeId', expected the names",
         "# Nodes: 3 Edges: 2\n# From To\n1\t2\n": "row 1 is a comment",

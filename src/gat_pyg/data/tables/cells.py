@@ -215,7 +215,7 @@ def parsed(texts: Sequence[str], form: str) -> Any:
 
 def _text(value: Any, commas: bool) -> str:
     if isinstance(value, str):
-        return point(value.strip(), commas)
+        return point(value.strip().replace("\u2212", "-"), commas)  # the minus of Unicode
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     return str(value).removesuffix(" 00:00:00")

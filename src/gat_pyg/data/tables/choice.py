@@ -126,11 +126,15 @@ def _plain(id: Any) -> str:
 
 
 def warn_of_header(frame: Any, names: Sequence[str]) -> None:
-    """Warn if the name of a column of ids is one of their ids: the file has no header, and its first row is lost."""
+    """Warn if the name of a column of ids is one of their ids, or like them: the file's first row is no header."""
     usual = {*chain(*IDS, *ENDS, *PAIRS)}
     for name in names:
-        if name.lower() not in usual and any((frame[other] == name).any() for other in names):
-            text = f"{file_of(frame)}: the name of the column {name} is an id in it"
+        shapes = [re.sub("[0-9]+", "0", str(id)) for id in (name, *frame[name].head(100))]
+        is_like_ids = "0" in shapes[0] and len({*shapes}) == 1 and not {*words_of(name)} & {*OBJECTS}
+        if name.lower() not in usual and (is_like_ids or any((frame[other] == name).any() for other in names)):
+            text = (
+                f"{file_of(frame)}: the name of the column {name} is {'like the ids' if is_like_ids else 'an id'} in it"
+            )
             warnings.warn(f"{text}. If row 1 is no header, add one: this row is lost.", stacklevel=4)
             return
 

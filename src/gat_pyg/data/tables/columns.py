@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -188,10 +189,8 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
         return "category", ""
     total, texts = sum(counts.values()), [*counts]
     wrong = {text for text in texts if np.isnan(number(text))}
-    numbers = [number(text) for text in texts if text not in wrong]
-    are_measured = len(numbers) > FEW or any(value % 1 for value in numbers)  # and other texts than 0, 1 and 2+
-    share = (1 - ALMOST) if len(wrong) > 1 or not are_measured else 0.5  # the only other text is likely a missing value
-    if numbers and sum(map(counts.__getitem__, wrong)) < share * total:
+    is_mark = len(wrong) == 1 and len(texts) > FEW  # the only other text is likely a missing value
+    if len(wrong) < len(texts) and sum(map(counts.__getitem__, wrong)) < (0.5 if is_mark else 1 - ALMOST) * total:
         _refuse_few(column, wrong, "number")
         return "number", ""
     if 2 * sum(map(counts.__getitem__, commas := {*filter(is_ambiguous, texts)})) > total:
@@ -199,22 +198,22 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
         column.refuse(commas, f"{column.name} is {{{column.name}}}, whose comma may divide thousands. {answers}.")
     sample = texts[:: max(1, len(texts) // 100)]
 
-    def are(like: Sequence[bool]) -> bool:
-        return bool(np.average(like, weights=[counts[text] for text in sample]) > ALMOST)
+    def are(like: Sequence[bool], share: float = ALMOST) -> bool:
+        return bool(np.average(like, weights=[counts[text] for text in sample]) > share)
 
     have_digits = are([text[0].isdigit() for text in sample])
-    likely = [form for form in FORMS if have_digits and are(parsed(sample, form).notna())]
-    dates = {form: parsed(texts, form).isna() for form in likely}
-    forms = [form for form in likely if not dates[form].any()] or likely
+    likely = [form for form in FORMS if have_digits and are(parsed(sample, form).notna(), 0.5)]
+    others = {form: {*compress(texts, parsed(texts, form).isna())} for form in likely}
+    forms = [form for form in likely if not others[form]] or likely
     if len(forms) > 1:
         raise ValueError(
             f"{file_of(column.frame)}: {column.name} has dates such as {texts[0]}, which may begin with the day or the "
             f"month. Write the year first, as in 2025-12-31, or leave the column out: ignore=[{column.name}]."
         )
-    if not forms:
-        return "date" if are([is_date_like(text) for text in sample]) else "category", ""
-    _refuse_few(column, {text for text, is_wrong in zip(texts, dates[forms[0]], strict=True) if is_wrong}, "date")
-    return "date", forms[0]
+    if forms and (len(wrong := others[forms[0]]) <= 1 or sum(map(counts.__getitem__, wrong)) < (1 - ALMOST) * total):
+        _refuse_few(column, wrong, "date")
+        return "date", forms[0]
+    return "date" if are([is_date_like(text) for text in sample]) else "category", ""
 
 
 def _refuse_few(column: Column, wrong: Collection[str], kind: str) -> None:
@@ -243,7 +242,8 @@ def quantities(column: Column, kind: str, form: str, expected: str) -> Any:
 def _scale(column: Column, rows: Any, kind: str, form: str) -> dict[str, Any] | str:
     """Return the encoding of numbers or dates, or the reason why there is none."""
     if kind == "date" and not form:
-        return f"dates of an unknown form, such as {column.texts[0]}: write them as 2021-12-31"
+        example = next(compress(column.texts, parsed(column.texts, FORMS[0]).isna()))
+        return f"dates of an unknown form, such as {example}: write them as 2021-12-31"
     values = quantities(column, kind, form, "")[rows]
     known = values[~np.isnan(values)]
     if not len(known):
@@ -315,7 +315,7 @@ def _compare(column: Column, encoding: Mapping[str, Any], is_missing: Any) -> No
     part = column.frame.attrs.get("parts", {}).get(column.name.partition(".")[0], (0, None))  # of two tables
     is_missing, share = is_missing[slice(*part)], encoding["missing"]
     n, gaps = len(is_missing), int(is_missing.sum())
-    if gaps > n * (1 + share) / 2:
+    if 2 * gaps >= n * (1 + share) > 0:
         before = f"{share:.0%}" if share else "none"
         value = "no category" if encoding["kind"] == "category" else "the median"
         _warn(column, f"is missing in {gaps:,} of {n:,} rows, but in {before} of those of training; {value} stands in")
