@@ -1,12 +1,9 @@
-"""Layers under TorchScript, torch.compile and torch.export: what eager returns."""
+"""Layers under torch.compile and torch.export: what eager returns."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
-import sys
-import typing
 from typing import Any
 
 import onnx
@@ -14,18 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch_geometric.typing import SparseTensor
 
-import gat_pyg.conv.base
 from gat_pyg import GATConv, GATv2Conv
 from tests.conv.test_draws import LAYERS, C, D, F, H, normal
 from tests.graphs import BATCH, LOOPS, RANDOM, Graph
 from tests.laws import assert_close
 
 KINDS = [*LAYERS, "constant", "dot", "gatv2", "cosine"]  # layers, and mechanisms of GATConv
-torchscript = pytest.mark.skipif(
-    not hasattr(torch.jit, "script") or sys.version_info >= (3, 14), reason="torch has no TorchScript here"
-)
 
 
 def weekly(*values: Any) -> Any:
@@ -42,72 +34,6 @@ def layer(kind: str, **options: Any) -> Any:
 
 def inputs(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
     return normal(graph.num_src, F, seed=0), graph.index, normal(graph.index.size(1), D, seed=1)
-
-
-# TorchScript --------------------------------------------------------------------------------------------------------
-
-
-class Calls(nn.Module):
-    """The calls with different types, each of which TorchScript compiles as an overload."""
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, index: Tensor, edge_attr: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        out = self.conv(x, index, edge_attr)
-        pair = self.conv((x, x), index, edge_attr)
-        _, attention = self.conv(x, index, edge_attr, return_attention_weights=True)
-        return out, pair, attention
-
-
-class CallsWithMatrix(nn.Module):
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, matrix: SparseTensor) -> tuple[Tensor, Tensor, SparseTensor]:
-        out, attention = self.conv(x, matrix, return_attention_weights=True)
-        return self.conv(x, matrix), out, attention
-
-
-@torchscript
-@pytest.mark.parametrize("kind", [*LAYERS, "gatv2", *map(weekly, ["constant", "dot", "cosine"])])
-def test_torchscript_returns_what_eager_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    conv, arguments = layer(kind, edge_dropout=0.5), inputs(LOOPS)
-    scripted = torch.jit.script(Calls(conv))
-    assert not torch.equal(*(scripted(*inputs(RANDOM))[0] for _ in range(2)))  # other edges are dropped
-    expected, (looped, alpha) = conv.eval()(*arguments, return_attention_weights=True)
-    monkeypatch.setattr(gat_pyg.conv.base, "attend", None)
-    out, pair, (order, attention) = scripted.eval()(*arguments)
-    for result in (out, pair):
-        assert_close(result, expected, kind)
-    assert torch.equal(order, looped)
-    assert_close(attention, alpha, kind)
-
-
-@pytest.mark.sparse
-@torchscript
-@pytest.mark.parametrize("name", LAYERS)
-def test_torchscript_of_a_sparse_tensor(name: str) -> None:
-    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
-    conv, index = LAYERS[name](F, C, H).double(), RANDOM.index.unique(dim=1)
-    matrix = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=(40, 40)).t()
-    x = inputs(RANDOM)[0]
-    *outs, attention = torch.jit.script(CallsWithMatrix(conv))(x, matrix)
-    expected, alpha = conv(x, matrix, return_attention_weights=True)
-    for out in outs:
-        assert_close(out, expected)
-    assert_close(attention.to_dense(), alpha.to_dense())
-
-
-def test_layers_can_be_imported_without_torchscript(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.jit, "_overload_method", raising=False)
-    spec = importlib.util.spec_from_file_location("gat_pyg.conv.base_again", gat_pyg.conv.base.__file__)
-    assert spec is not None and spec.loader is not None
-    base = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(base)
-    assert base.overload is typing.overload
 
 
 # torch.compile ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import gat_pyg.attention.fused
 import gat_pyg.conv.base
 import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
+import gat_pyg.conv.loops
 import gat_pyg.conv.transformer
 import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
@@ -624,23 +625,24 @@ def test_features_of_loops_are_pygs_without_sizes_that_depend_on_ids(
     expected[:] = 1.0 if fill_value == "mul" else 0.0
     rows = torch.cat([is_edge, torch.ones(num_loops, dtype=torch.bool)])
     expected[rows] = pygs[: int(rows.sum())]
-    traced = torch.compile(layer._features_with_loops, fullgraph=True, dynamic=True, backend="eager")
-    for function in (layer._features_with_loops, traced):
-        features = function(graph.index, edge_attr, graph.num_src, graph.num_dst)
+    loops = gat_pyg.conv.loops
+    traced = torch.compile(loops.features_with_loops, fullgraph=True, dynamic=True, backend="eager")
+    for function in (loops.features_with_loops, traced):
+        features = function(layer, graph.index, edge_attr, graph.num_src, graph.num_dst)
         assert torch.equal(features, expected)
         for one, two in zip(*(derivatives(each, edge_attr) for each in (features, expected)), strict=True):
             assert torch.equal(one, two)
     if fill_value in ("add", "mean"):
         index, plain = graph.index[:, is_edge], edge_attr[is_edge].detach()
         edges = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=True)
-        monkeypatch.setattr(gat_pyg.conv.base, "_loop_features", None)  # without a gradient, one compiled call
+        monkeypatch.setattr(loops, "_loop_features", None)  # without a gradient, one compiled call
         assert torch.equal(
-            layer._features_with_loops(index, plain, graph.num_src, graph.num_dst, edges, False), expected[rows]
+            loops.features_with_loops(layer, index, plain, graph.num_src, graph.num_dst, edges, False), expected[rows]
         )
         monkeypatch.undo()
-        monkeypatch.setattr(gat_pyg.conv.base, "is_remote", lambda _: True)
-        monkeypatch.setattr(gat_pyg.conv.base, "compute_loop_attr", None)
-        on_gpu = layer._features_with_loops(graph.index, edge_attr, graph.num_src, graph.num_dst)
+        monkeypatch.setattr(loops, "is_remote", lambda _: True)
+        monkeypatch.setattr(loops, "compute_loop_attr", None)
+        on_gpu = loops.features_with_loops(layer, graph.index, edge_attr, graph.num_src, graph.num_dst)
         assert_close(on_gpu.detach(), expected.detach())
         for one, two in zip(*(derivatives(each, edge_attr) for each in (on_gpu, expected)), strict=True):
             assert_close(one, two)

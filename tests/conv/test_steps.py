@@ -79,6 +79,14 @@ def attributes(layer: Any) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in names - {*dir(nn.Module()), "__annotations__"}}
 
 
+def signatures(inspector: Any) -> dict[str, Any]:
+    """The types and defaults of each step's parameters, and the type that it returns."""
+    return {
+        step: ({each.name: (each.type, each.default) for each in params.values()}, returned)
+        for step, (params, returned, _) in inspector._signature_dict.items()
+    }
+
+
 @every_layer
 @pytest.mark.parametrize("edge_dim", [None, D])
 def test_methods_and_attributes_are_pygs(name: str, edge_dim: int | None) -> None:
@@ -94,7 +102,7 @@ def test_methods_and_attributes_are_pygs(name: str, edge_dim: int | None) -> Non
             if isinstance(value, (Tensor, nn.Module)):
                 assert isinstance(mine, type(value)), case
             elif key == "inspector":
-                assert mine._signature_dict == value._signature_dict, case  # of the steps, with types
+                assert signatures(mine) == signatures(value), case
             elif not callable(value):
                 assert mine == value, case
             else:

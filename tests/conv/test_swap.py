@@ -177,7 +177,6 @@ def test_what_is_left_alone_has_a_reason() -> None:
     layers = {
         "sub": (Subclass(4, 4), "Subclass is a subclass of GATConv."),
         "other": (pyg.GCNConv(4, 4), "gat_pyg has no GCNConv."),
-        "script": (torch.jit.script(pyg.TransformerConv(4, 4)), "TorchScript has compiled it. Call accelerate before"),
         "replaced": (replaced, "its message was replaced."),
         "max": (pyg.GATv2Conv(4, 4, aggr="max"), "it aggregates by max, and the fused operation computes sums."),
         "decomposed": (pyg.GATConv(4, 4, decomposed_layers=2), "decomposed_layers is 2, and the fused operation is"),

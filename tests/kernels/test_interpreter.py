@@ -20,7 +20,7 @@ from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
-from gat_pyg.conv import gat
+from gat_pyg.conv import gat, loops
 from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
 from gat_pyg.features.pattern import Pattern
@@ -113,7 +113,7 @@ def head_scores(heads: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
 def features_with_loops(dtype: torch.dtype, in_torch: bool) -> Tensor:
     index, edge_attr = torch.tensor([[0, 1, 2, 0], [1, 2, 1, 2]]), torch.arange(8.0, dtype=dtype).view(4, 2)
     edges = neighbourhoods(index, 3, 3, add_self_loops=True)
-    return GATConv(2, 1, edge_dim=2)._features_with_loops(index, edge_attr, 3, 3, edges, in_torch)
+    return loops.features_with_loops(GATConv(2, 1, edge_dim=2), index, edge_attr, 3, 3, edges, in_torch)
 
 
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..conv.authors import AuthorsConv
-from ..conv.base import _AttentionConv
+from ..conv.base import AttentionConv
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
 from ..conv.transformer import TransformerConv
@@ -115,7 +115,7 @@ def counts() -> tuple[int, int, Path | None]:
 
 
 def _layers_of(model: nn.Module) -> list[Any]:
-    layers = [layer for layer in model.modules() if isinstance(layer, (_AttentionConv, AuthorsConv))]
+    layers = [layer for layer in model.modules() if isinstance(layer, (AttentionConv, AuthorsConv))]
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no layer of gat_pyg, so it has no kernels. gat_pyg.accelerate(model) swaps "

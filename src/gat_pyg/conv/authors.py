@@ -15,7 +15,7 @@ from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..graph.adjacency import neighbourhoods, with_self_loops
 from ..philox import drops
-from .base import check_layer
+from .checks import check_layer
 from .mechanisms import MECHANISMS
 
 AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # details of their code alone

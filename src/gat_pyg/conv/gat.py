@@ -1,17 +1,18 @@
 """`GATConv`: the graph attention layer, with PyG's arguments, call and parameter names."""
 
-# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
-# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+# PyG's templates read the source of this module and import all its names: no `__all__`.
 
-from typing import Any, Callable, Optional, Tuple, Union
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch_geometric import is_compiling
-from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 from torch_geometric.utils import softmax
 
 from ..attention.additive import Additive
@@ -20,13 +21,14 @@ from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..kernels.device import has_gpu_kernels, load_kernels
-from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
-from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
+from .base import AttentionConv
+from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, per_head, unrounded
+from .messages import Ends
 
-_FEW = 1 << 16  # numbers in W h, up to which several passes over it are faster than folding a into W
+_FEW = 1 << 16  # up to so many elements of W h, several passes over it are faster than folding a into W
 
 
-class GATConv(_AttentionConv):
+class GATConv(AttentionConv):
     r"""The graph attentional layer of Veličković et al. (ICLR 2018), a drop-in for `torch_geometric.nn.GATConv`.
 
     .. math::
@@ -66,7 +68,7 @@ class GATConv(_AttentionConv):
     Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
     Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
     one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
-    TorchScript and ONNX, with a message passing hook or an overridden step, with a global hook of torch, another
+    torch.jit.trace and ONNX, with a message passing hook or an overridden step, with a global hook of torch, another
     aggregation or another `lin_edge`, and under torch.compile with a custom mechanism, an `EdgeIndex` or a sparse
     adjacency, the layer runs PyG's message passing instead, whatever the backend: the same results, but attention
     dropout is drawn as PyG draws it. Its steps have the arguments of PyG's.
@@ -81,78 +83,54 @@ class GATConv(_AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
-    _NAMES = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
+    _PARAMETERS = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
+    _scores_both_ends = False
     accepts_size = True  # `size` may declare fewer dst than x has rows
 
     def __init__(
         self,
-        in_channels: Union[int, Tuple[int, int]],
+        in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
-        edge_dim: Optional[int] = None,
-        fill_value: Union[float, Tensor, str] = "mean",
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         residual: bool = False,
         *,
-        mechanism: Union[str, nn.Module, Callable[..., nn.Module]] = "additive",
+        mechanism: str | nn.Module | Callable[..., nn.Module] = "additive",
         edge_dropout: float = 0.0,
         backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("aggr", "add")
         super().__init__(**kwargs)
-        self._set_options(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            concat=concat,
-            negative_slope=negative_slope,
-            dropout=dropout,
-            add_self_loops=add_self_loops,
-            edge_dim=edge_dim,
-            fill_value=fill_value,
-            residual=residual,
-            edge_dropout=edge_dropout,
-            backend=backend,
-        )
+        self._set_options(in_channels, out_channels, heads, concat, dropout, edge_dim, edge_dropout, backend)
+        self.negative_slope, self.residual = negative_slope, residual
+        self.add_self_loops, self.fill_value = add_self_loops, fill_value
         self.mechanism, vectors = build_mechanism(mechanism, heads, out_channels, edge_dim, negative_slope)
 
         self.lin = self.lin_src = self.lin_dst = None
         if isinstance(in_channels, int):
-            self.lin = _glorot_linear(in_channels, heads * out_channels)
+            self.lin = glorot_linear(in_channels, heads * out_channels)
         else:
-            self.lin_src = _glorot_linear(in_channels[0], heads * out_channels)
-            self.lin_dst = _glorot_linear(in_channels[1], heads * out_channels)
+            self.lin_src = glorot_linear(in_channels[0], heads * out_channels)
+            self.lin_dst = glorot_linear(in_channels[1], heads * out_channels)
 
         self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
         self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
-        self.lin_edge = _glorot_linear(edge_dim, heads * out_channels) if vectors and edge_dim is not None else None
+        self.lin_edge = glorot_linear(edge_dim, heads * out_channels) if vectors and edge_dim is not None else None
         of_edges = None if self.lin_edge is None else Parameter(torch.empty(1, heads, out_channels))
         self.register_parameter("att_edge", of_edges)
 
         total_channels = out_channels * (heads if concat else 1)
         dst_channels = in_channels if isinstance(in_channels, int) else in_channels[1]
-        self.res = _glorot_linear(dst_channels, total_channels) if residual else None
+        self.res = glorot_linear(dst_channels, total_channels) if residual else None
         self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialise every parameter again: Glorot uniform, biases zero."""
-        super().reset_parameters()
-        for lin in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
-            if lin is not None:
-                lin.reset_parameters()
-        glorot(self.att_src)
-        glorot(self.att_dst)
-        glorot(self.att_edge)
-        zeros(self.bias)
-        reset_mechanism = getattr(self.mechanism, "reset_parameters", None)
-        if reset_mechanism is not None:
-            reset_mechanism()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # PyG up to 2.4 stored the one W of a layer for one node type twice, as lin_src and lin_dst.
@@ -167,51 +145,15 @@ class GATConv(_AttentionConv):
             state_dict[f"{prefix}lin.weight"] = weight
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    @overload
-    def forward(
+    def forward(  # type: ignore[override]  # PyG's `size` comes before the flag
         self,
-        x: Union[Tensor, OptPairTensor],
+        x: Tensor | OptPairTensor,
         edge_index: Adj,
         edge_attr: OptTensor = None,
         size: Size = None,
-        return_attention_weights: NoneType = None,
+        return_attention_weights: bool | None = None,
         edge_weight: OptTensor = None,
-    ) -> Tensor:
-        pass
-
-    @overload
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, OptPairTensor],
-        edge_index: Tensor,
-        edge_attr: OptTensor = None,
-        size: Size = None,
-        return_attention_weights: bool = None,
-        edge_weight: OptTensor = None,
-    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
-        pass
-
-    @overload
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, OptPairTensor],
-        edge_index: SparseTensor,
-        edge_attr: OptTensor = None,
-        size: Size = None,
-        return_attention_weights: bool = None,
-        edge_weight: OptTensor = None,
-    ) -> Tuple[Tensor, SparseTensor]:
-        pass
-
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, OptPairTensor],
-        edge_index: Adj,
-        edge_attr: OptTensor = None,
-        size: Size = None,
-        return_attention_weights: Optional[bool] = None,
-        edge_weight: OptTensor = None,
-    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+    ) -> Any:
         """Attend over every neighbourhood.
 
         Args:
@@ -235,31 +177,11 @@ class GATConv(_AttentionConv):
             IndexError: if an id in `edge_index` has no row in x.
             NotImplementedError: for edge features or weights, and self-loops, on a sparse adjacency.
         """
-        if not torch.jit.is_scripting():
-            if is_batch(x):
-                graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight, "size": size}
-                return each_graph(self, x, return_attention_weights, graph)
-            lin_edge = getattr(self.mechanism, "lin_edge", self.lin_edge)
-            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, lin_edge)
-            size, weights = _whole_size(size, x), bool(return_attention_weights)
-            return self._run(x, edge_index, edge_attr, edge_weight, weights, size)
-
-        ends, res = self._project(x, size)
-        out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
-        out = self._finish(out, res)
-        if isinstance(return_attention_weights, bool):
-            assert alpha is not None
-            if isinstance(edge_index, Tensor):
-                assert isinstance(with_loops, Tensor)
-                return out, (with_loops, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                assert isinstance(with_loops, SparseTensor)
-                return out, with_loops.set_value(alpha, layout="coo")
-        return out
+        return self._run(x, edge_index, edge_attr, edge_weight, bool(return_attention_weights), size)
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         x_src, x_dst, _ = ends
         scored = self._halves(x_src, x_dst) if self.mechanism is None else (x_src, x_dst)
 
@@ -270,36 +192,15 @@ class GATConv(_AttentionConv):
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
         return self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), alpha
 
-    def _project(self, x: Union[Tensor, OptPairTensor], size: Size) -> Tuple[Ends, OptTensor]:
-        """W h `[N, H, C]` of src and of dst, and what the skip connection adds."""
-        res: OptTensor = None
-        if isinstance(x, Tensor):
-            if self.res is not None:
-                res = self.res(x)
-            x_src = self._transform(x, True)
-            x_dst = x_src if self.lin is not None else self._transform(x, False)
-            if size is not None and size[1] < x_src.size(0):
-                x_dst = x_dst[: size[1]]
-                res = None if res is None else res[: size[1]]
-            return (x_src, x_dst, x_src), res
-        x_src, x_dst = x
-        if x_dst is not None and self.res is not None:
-            res = self.res(x_dst)
-        x_src = self._transform(x_src, True)
-        return (x_src, None if x_dst is None else self._transform(x_dst, False), x_src), res
-
-    def _transform(self, x: Tensor, is_src: bool) -> Tensor:
-        """W h `[N, H, C]` of one end."""
-        if self.lin is not None:
-            x = self.lin(x)
-        else:
-            assert self.lin_src is not None and self.lin_dst is not None
-            x = self.lin_src(x) if is_src else self.lin_dst(x)
-        return x.view(-1, self.heads, self.out_channels)
+    def _project(self: Any, x: Any, size: Size) -> tuple[Ends, OptTensor]:
+        """Return W h of both ends, `[N, H, C]`, and the skip connection's term."""
+        if self.lin is None:
+            return self._both_ends(x, size, self.lin_src, self.lin_dst, False)
+        return self._both_ends(x, size, self.lin, self.lin, True)
 
     def _halves(self, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
         """a_src . W h_j and a_dst . W h_i, `[N, H]` each, whose sum is a^T [W h_i || W h_j]; zeros without a."""
-        if self.att_src is not None and self.att_dst is not None:
+        if self.att_src is not None:
             alpha_src = (x_src * self.att_src).sum(dim=-1)
             alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
         else:
@@ -314,14 +215,13 @@ class GATConv(_AttentionConv):
         edge_attr: OptTensor,
         index: Tensor,
         ptr: OptTensor,
-        dim_size: Optional[int],
+        dim_size: int | None,
     ) -> Tensor:
         """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`.
 
         With a `mechanism`, the features of the ends, `[E, H, C]`, are in the place of their scores.
         """
         if self.mechanism is not None:
-            assert alpha_i is not None
             if edge_attr is not None and edge_attr.dim() == 1:
                 edge_attr = edge_attr.view(-1, 1)
             score = self.mechanism(alpha_i, alpha_j, edge_attr)
@@ -333,7 +233,7 @@ class GATConv(_AttentionConv):
         alpha = softmax(score, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
-    def _score(self: Any, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+    def _score(self: Any, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         x_src, x_dst, _ = ends
         if self.mechanism is not None:
             return own_score(self.mechanism, x_dst, x_src, edge_attr)
@@ -362,17 +262,15 @@ class GATConv(_AttentionConv):
         lin, width = self.lin, self.heads * self.out_channels
         if lin is None or not isinstance(x, Tensor) or (self._bound and x.size(0) * width <= _FEW):
             return False
-        return _plain(lin) and (is_sparse_features(x) or x.size(1) <= 4 * width)
+        return is_plain(lin) and (is_sparse_features(x) or x.size(1) <= 4 * width)
 
-    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+    def _edge_term(self: Any, edge_attr: Tensor) -> Tensor:
         """a_edge . W_edge e_ij: `[E, D]` or `[E]` to `[E, H]`."""
-        assert self.lin_edge is not None
         if edge_attr.dim() == 1:
             edge_attr = edge_attr.view(-1, 1)
-        if not torch.jit.is_scripting():
-            if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
-                folded = unrounded(_folded, self.att_edge, self.lin_edge.weight)
-                return unrounded(F.linear, edge_attr, folded)
+        if is_plain(self.lin_edge):  # (a W) . e instead of a . (W e)
+            folded = unrounded(_folded, self.att_edge, self.lin_edge.weight)
+            return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
     def _before_back(self: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:
@@ -383,7 +281,7 @@ class GATConv(_AttentionConv):
         folded = of_src is not None and grads.end == "x" and self._folds(x)
         if of_src is not None and not folded:
             rows, shared = of_dst.size(0), grads.end == "x" and src == dst
-            z_dst = (z if shared else self._transform(grads.tensors[grads.end], False))[:rows]
+            z_dst = (z if shared else getattr(self, dst)(grads.tensors[grads.end]).view(-1, H, C))[:rows]
             of_z_dst = grad[:rows] if shared else torch.zeros_like(z_dst)
             grads["att_src"] = _dots_back(z, self.att_src, of_src, grad)
             grads["att_dst"] = _dots_back(z_dst, self.att_dst, of_dst, of_z_dst)
@@ -403,10 +301,10 @@ class GATConv(_AttentionConv):
             of_both = torch.bmm(of_folded, weight.view(H, C, -1).transpose(1, 2)).transpose(0, 1)  # [2, H, C]
             grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
         if of_edge is not None:
-            att, per_head = self.att_edge, _per_head(self.lin_edge, H)
+            att, weight = self.att_edge, per_head(self.lin_edge, H)
             of_folded = of_edge.t().mm(grads.tensors["edge_attr"])  # [H, D]
             grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(self.lin_edge.weight)
-            grads["att_edge"] = torch.bmm(per_head, of_folded.unsqueeze(2)).view_as(att)
+            grads["att_edge"] = torch.bmm(weight, of_folded.unsqueeze(2)).view_as(att)
             if grads.needs["edge_attr"]:
                 grads["edge_attr"] = of_edge.mm(_folded(att, self.lin_edge.weight))
 

@@ -1,8 +1,11 @@
 """Attention mechanisms: by name, as modules, and as the `Score` that the kernels compute."""
 
+from __future__ import annotations
+
 import inspect
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,7 @@ from ..attention.pair import Dot, GATv2
 from ..attention.score import Score, widened
 from ..features.linear import Linear
 from ..kernels.device import result_dtype
-from .whole import Affine
+from .autograd_node import Affine
 
 ONE_END = "x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst)."
 
@@ -36,7 +39,7 @@ class DotProduct(nn.Module):
         """`[E, H, C]` of each edge's dst and src to scores `[E, H]`; edge features play no part."""
         return (x_dst * x_src).sum(dim=-1) / math.sqrt(x_src.size(-1))
 
-    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Score | None:
         """The same for all edges at once, from the features of dst and src: `[N, H, C]` each."""
         return Dot(x_dst)
 
@@ -58,15 +61,13 @@ class DynamicAttention(nn.Module):
         torch.Size([5, 2])
     """
 
-    def __init__(
-        self, heads: int, out_channels: int, edge_dim: Optional[int] = None, negative_slope: float = 0.2
-    ) -> None:
+    def __init__(self, heads: int, out_channels: int, edge_dim: int | None = None, negative_slope: float = 0.2) -> None:
         super().__init__()
         self.heads = heads
         self.out_channels = out_channels
         self.negative_slope = negative_slope
         self.att = Parameter(torch.empty(1, heads, out_channels))
-        self.lin_edge = None if edge_dim is None else _glorot_linear(edge_dim, heads * out_channels)
+        self.lin_edge = None if edge_dim is None else glorot_linear(edge_dim, heads * out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -80,9 +81,9 @@ class DynamicAttention(nn.Module):
         x_edge: OptTensor = None
         if edge_attr is not None and self.lin_edge is not None:
             x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
+        return dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
 
-    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Score | None:
         """The same for all edges at once, from the features of dst and src; None if W_e is not a plain product."""
         return gatv2_score(self, x_dst, edge_attr)
 
@@ -114,7 +115,7 @@ class CosineSimilarity(nn.Module):
         x_dst, x_src = F.normalize(x_dst, dim=-1), F.normalize(x_src, dim=-1)
         return self.beta * (x_dst * x_src).sum(dim=-1)
 
-    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Score | None:
         """Return the score of all edges: `Dot` of unit vectors, times sqrt(C) to cancel its factor."""
         unit = _unit(x_src)
         query = math.sqrt(x_src.size(-1)) * self.beta[:, None] * (unit if x_dst is x_src else _unit(x_dst))
@@ -125,11 +126,11 @@ class CosineSimilarity(nn.Module):
 class Mechanism(NamedTuple):
     """A mechanism by name: a module, or a score that the layer computes itself, with or without attention vectors."""
 
-    build: Optional[Callable[..., nn.Module]] = None  # from heads, out_channels, edge_dim, negative_slope
+    build: Callable[..., nn.Module] | None = None  # from heads, out_channels, edge_dim, negative_slope
     vectors: bool = False
 
 
-MECHANISMS: Dict[str, Mechanism] = {
+MECHANISMS: dict[str, Mechanism] = {
     "additive": Mechanism(vectors=True),
     "constant": Mechanism(),
     "dot": Mechanism(lambda *_: DotProduct()),
@@ -139,12 +140,12 @@ MECHANISMS: Dict[str, Mechanism] = {
 
 
 def build_mechanism(
-    mechanism: Union[str, nn.Module, Callable[..., nn.Module]],
+    mechanism: str | nn.Module | Callable[..., nn.Module],
     heads: int,
     out_channels: int,
-    edge_dim: Optional[int],
+    edge_dim: int | None,
     negative_slope: float,
-) -> Tuple[Optional[nn.Module], bool]:
+) -> tuple[nn.Module | None, bool]:
     """Return the module that scores the edges, None if the layer does, and whether it has attention vectors.
 
     A class or function is called with those of the other arguments, by name, that it takes.
@@ -180,7 +181,7 @@ def scored_by_layer(mechanism: Any) -> bool:
     return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].build is None
 
 
-def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: OptTensor) -> Optional[Score]:
+def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: OptTensor) -> Score | None:
     """Return the `score` of a mechanism that has one and whose `forward` is unchanged, else None."""
     classes = type(mechanism).__mro__
     definer = next(cls for cls in classes if "score" in vars(cls) or "forward" in vars(cls))
@@ -196,11 +197,12 @@ def _unit(x: Tensor) -> Tensor:
     return F.normalize(widened(x), dim=-1)
 
 
-def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
+def glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
+    """Return a linear map with weights that are Glorot uniform."""
     return Linear(in_channels, out_channels, bias=bias, weight_initializer="glorot")
 
 
-def _per_head(lin: Any, heads: int) -> Tensor:
+def per_head(lin: Any, heads: int) -> Tensor:
     """The weight of a projection of the edges, `[H, C, D]`."""
     return lin.weight.view(heads, lin.weight.size(0) // heads, -1)
 
@@ -212,12 +214,12 @@ def hooked(module: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
 
 
-def _plain(lin: Any) -> bool:
+def is_plain(lin: Any) -> bool:
     """Return True if a layer's linear map computes x W^T and nothing else, with a weight that is there."""
-    return (type(lin) is Affine or _computes_a_product(lin)) and lin.bias is None
+    return (type(lin) is Affine or is_affine(lin)) and lin.bias is None
 
 
-def _computes_a_product(lin: Any) -> bool:
+def is_affine(lin: Any) -> bool:
     """Return True if a linear map computes x W^T + b and nothing else, with a weight that is there."""
     return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
@@ -231,16 +233,17 @@ def unrounded(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Ten
         return function(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)
 
 
-def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
+def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Score | None:
     """Return the score of a layer's or mechanism's `att` and `lin_edge`; None if W_e is not a plain product."""
     assert x_dst is not None
     if edge_attr is None or layer.lin_edge is None:
         return GATv2(x_dst, layer.att[0], layer.negative_slope)
-    if not _plain(layer.lin_edge):
+    if not is_plain(layer.lin_edge):
         return None
-    return GATv2(x_dst, layer.att[0], layer.negative_slope, edge_attr, _per_head(layer.lin_edge, layer.heads))
+    return GATv2(x_dst, layer.att[0], layer.negative_slope, edge_attr, per_head(layer.lin_edge, layer.heads))
 
 
-def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:
+def dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:
+    """Return GATv2's scores `[E, H]` of the projected features of each edge and its ends, `[E, H, C]`."""
     x = x_dst + x_src if x_edge is None else x_dst + x_src + x_edge
     return (F.leaky_relu(x, negative_slope) * att).sum(dim=-1)

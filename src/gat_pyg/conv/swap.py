@@ -14,7 +14,7 @@ from torch_geometric.nn.conv.transformer_conv import TransformerConv as PygTrans
 from torch_geometric.nn.dense.linear import Linear as PygLinear
 
 from ..features.linear import Linear
-from .base import _AttentionConv
+from .base import AttentionConv
 from .gat import GATConv
 from .gatv2 import GATv2Conv
 from .transformer import TransformerConv
@@ -51,7 +51,7 @@ def accelerate(model: nn.Module) -> Swapped:
     mask for the same seed. A compiled model is compiled again at its next call.
 
     Left alone are layers of other kinds, subclasses, and layers with a replaced method, with `decomposed_layers` above
-    1, with an aggregation other than the sum, or compiled by TorchScript. Layers in a plain list or dictionary of
+    1, or with an aggregation other than the sum. Layers in a plain list or dictionary of
     Python are not part of the model, since PyTorch does not register them.
 
     Args:
@@ -98,7 +98,7 @@ def _swapped(model: nn.Module, classes: dict[type, type]) -> Swapped:
         raise TypeError(f"model is of type {type(model).__name__}, expected a torch.nn.Module.")
     result = Swapped({}, {})
     for name, layer in model.named_modules():
-        kind = next((cls for cls in classes if _is_instance(layer, cls)), None)
+        kind = next((cls for cls in classes if isinstance(layer, cls)), None)
         if kind is not None and (kind in LAYERS or "_added" in vars(layer)):
             reason = _reason(layer, kind)
             if reason is None:
@@ -106,20 +106,13 @@ def _swapped(model: nn.Module, classes: dict[type, type]) -> Swapped:
                 result.swapped[name] = kind.__name__
             else:
                 result.left[name] = reason
-        elif classes is LAYERS and isinstance(layer, MessagePassing) and not isinstance(layer, _AttentionConv):
+        elif classes is LAYERS and isinstance(layer, MessagePassing) and not isinstance(layer, AttentionConv):
             result.left[name] = f"gat_pyg has no {type(layer).__name__}."
     return result
 
 
-def _is_instance(layer: nn.Module, cls: type) -> bool:
-    scripted = isinstance(layer, torch.jit.ScriptModule) and cls.__name__ == getattr(layer, "original_name", None)
-    return isinstance(layer, cls) or scripted
-
-
 def _reason(layer: Any, cls: Any) -> str | None:
     """Return the reason to leave a layer alone, or None."""
-    if isinstance(layer, torch.jit.ScriptModule):
-        return "TorchScript has compiled it. Call accelerate before torch.jit.script."
     if type(layer) is not cls:
         return f"{type(layer).__name__} is a subclass of {cls.__name__}."
     of_pyg = [vars(cls).get(name) for name in ("_orig_propagate", "_jinja_propagate")]
@@ -150,7 +143,7 @@ def _become(layer: Any, cls: type) -> None:
     state.pop("propagate", None)  # of the former class; set by `explain`
     layer._explain = None
     layer.explain = explain
-    former, new = (PygLinear, Linear) if isinstance(layer, _AttentionConv) else (Linear, PygLinear)
+    former, new = (PygLinear, Linear) if isinstance(layer, AttentionConv) else (Linear, PygLinear)
     for child in layer.children():
         if type(child) is former:
             child.__class__ = new

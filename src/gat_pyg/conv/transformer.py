@@ -1,10 +1,11 @@
 """`TransformerConv`: scaled dot-product attention with separate queries, keys and values, as PyG's."""
 
-# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
-# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+# PyG's templates read the source of this module and import all its names: no `__all__`.
+
+from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple, Union
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +18,13 @@ from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
 from ..philox import drops
-from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
-from .mechanisms import _per_head
-from .whole import side_by_side
+from .autograd_node import side_by_side
+from .base import AttentionConv
+from .mechanisms import per_head
+from .messages import Ends
 
 
-class TransformerConv(_AttentionConv):
+class TransformerConv(AttentionConv):
     r"""The layer of Shi et al. (IJCAI 2021), a drop-in for `torch_geometric.nn.TransformerConv`.
 
     .. math::
@@ -51,19 +53,19 @@ class TransformerConv(_AttentionConv):
         torch.Size([3, 16])
     """
 
-    _NAMES = "lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge", "lin_beta"
+    _PARAMETERS = "lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip", "lin_beta"
     _alpha: OptTensor
     _edge_weight: OptTensor
 
     def __init__(
         self,
-        in_channels: Union[int, Tuple[int, int]],
+        in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
         concat: bool = True,
         beta: bool = False,
         dropout: float = 0.0,
-        edge_dim: Optional[int] = None,
+        edge_dim: int | None = None,
         bias: bool = True,
         root_weight: bool = True,
         *,
@@ -73,18 +75,8 @@ class TransformerConv(_AttentionConv):
     ) -> None:
         kwargs.setdefault("aggr", "add")
         super().__init__(**kwargs)
-        self._set_options(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            concat=concat,
-            dropout=dropout,
-            add_self_loops=False,
-            fill_value="mean",
-            edge_dim=edge_dim,
-            edge_dropout=edge_dropout,
-            backend=backend,
-        )
+        self._set_options(in_channels, out_channels, heads, concat, dropout, edge_dim, edge_dropout, backend)
+        self.add_self_loops, self.fill_value = False, "mean"
         self.root_weight = root_weight
         self.beta = beta and root_weight
         self._alpha = None  # set by `message`, read by the call that runs it, as in PyG's layer
@@ -99,107 +91,39 @@ class TransformerConv(_AttentionConv):
         self.lin_beta = Linear(3 * total, 1, bias=False) if self.beta else None
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Initialise every parameter again, as `torch.nn.Linear` does."""
-        super().reset_parameters()
-        lins = self.lin_key, self.lin_query, self.lin_value, self.lin_edge, self.lin_skip, self.lin_beta
-        for lin in lins:
-            if lin is not None:
-                lin.reset_parameters()
-
-    @overload
     def forward(
         self,
-        x: Union[Tensor, PairTensor],
+        x: Tensor | PairTensor,
         edge_index: Adj,
         edge_attr: OptTensor = None,
-        return_attention_weights: NoneType = None,
+        return_attention_weights: bool | None = None,
         edge_weight: OptTensor = None,
-    ) -> Tensor:
-        pass
-
-    @overload
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, PairTensor],
-        edge_index: Tensor,
-        edge_attr: OptTensor = None,
-        return_attention_weights: bool = None,
-        edge_weight: OptTensor = None,
-    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
-        pass
-
-    @overload
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, PairTensor],
-        edge_index: SparseTensor,
-        edge_attr: OptTensor = None,
-        return_attention_weights: bool = None,
-        edge_weight: OptTensor = None,
-    ) -> Tuple[Tensor, SparseTensor]:
-        pass
-
-    def forward(  # noqa: F811
-        self,
-        x: Union[Tensor, PairTensor],
-        edge_index: Adj,
-        edge_attr: OptTensor = None,
-        return_attention_weights: Optional[bool] = None,
-        edge_weight: OptTensor = None,
-    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+    ) -> Any:
         """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x.
 
         As in PyG's layer, any value of `return_attention_weights` but None returns alpha, before dropout.
         """
-        if not torch.jit.is_scripting():
-            if is_batch(x):
-                graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
-                return each_graph(self, x, return_attention_weights is not None, graph)
-            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, self.lin_edge)
-            check_ends(x, edge_attr, self.lin_edge)
-            has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
-            if edge_attr is None and self.lin_edge is not None and not has_values:
-                raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
-
-            return self._run(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
-
-        ends, res = self._project(x, None)
-        out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
-        out = self._finish(out, res)
-        if isinstance(return_attention_weights, bool):
-            assert alpha is not None
-            if isinstance(edge_index, Tensor):
-                assert isinstance(with_loops, Tensor)
-                return out, (with_loops, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                assert isinstance(with_loops, SparseTensor)
-                return out, with_loops.set_value(alpha, layout="coo")
-        return out
+        has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
+        if edge_attr is None and self.lin_edge is not None and not has_values:
+            raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
+        return self._run(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
 
     def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         dropped = weights and self.training and drops(self.dropout)  # alpha is returned before dropout
         return dropped or super()._needs_messages(x, edge_index, edge_attr, weights)
 
-    def _project(self, x: Union[Tensor, PairTensor], size: Size) -> Tuple[Ends, OptTensor]:
-        """Value, query and key, `[N, H, C]`, and the features of dst for the skip connection."""
-        if isinstance(x, Tensor):
-            src, dst = x, x
-        else:
-            src, dst = x[0], x[1]
+    def _project(self, x: Any, size: Size) -> tuple[Ends, OptTensor]:
+        """Return value, query and key, `[N, H, C]`, and the features of dst for the skip connection."""
+        src, dst = (x, x) if isinstance(x, Tensor) else x
         shape = [-1, self.heads, self.out_channels]
         query = self.lin_query(dst).view(shape)
-        if torch.jit.is_scripting():
-            key, value = self.lin_key(src), self.lin_value(src)
-        else:
-            key, value = side_by_side(src, self.lin_key, self.lin_value)
+        key, value = side_by_side(src, self.lin_key, self.lin_value)
         return (value.view(shape), query, key.view(shape)), dst if self.root_weight else None
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
-    ) -> Tuple[Tensor, OptTensor]:
+    ) -> tuple[Tensor, OptTensor]:
         value, query, key = ends
-        assert query is not None
 
         self._edge_weight = edge_weight
         if edge_attr is not None and edge_attr.dim() == 1:
@@ -238,7 +162,7 @@ class TransformerConv(_AttentionConv):
         edge_attr: OptTensor,
         index: Tensor,
         ptr: OptTensor,
-        size_i: Optional[int],
+        size_i: int | None,
     ) -> Tensor:
         """A term of the sum, `[E, H, C]`, of the query, key and value of each edge; `_alpha` has the coefficients."""
         if edge_attr is not None and self.lin_edge is not None:
@@ -252,12 +176,11 @@ class TransformerConv(_AttentionConv):
         self._alpha = alpha
         return F.dropout(alpha, p=self.dropout, training=self.training).unsqueeze(-1) * value_j
 
-    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         _, query, key = ends
-        assert query is not None
         if edge_attr is None or self.lin_edge is None:
             return Dot(query, key)
-        return Dot(query, key, edge_attr, _per_head(self.lin_edge, self.heads))
+        return Dot(query, key, edge_attr, per_head(self.lin_edge, self.heads))
 
     def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""

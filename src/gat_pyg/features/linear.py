@@ -27,10 +27,9 @@ class Linear(dense.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, F]`, dense or sparse, to dense `[N, F']`."""
-        if not torch.jit.is_scripting():  # noqa: SIM102  # TorchScript leaves out such a branch alone
-            if is_sparse_features(x):
-                out = linear(SparseFeatures(x), self.weight.t())
-                return out if self.bias is None else out + self.bias.to(out.dtype)
+        if is_sparse_features(x):
+            out = linear(SparseFeatures(x), self.weight.t())
+            return out if self.bias is None else out + self.bias.to(out.dtype)
         return F.linear(x, self.weight, self.bias)
 
 

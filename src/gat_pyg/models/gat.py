@@ -13,7 +13,7 @@ from torch_geometric.nn import JumpingKnowledge, MessagePassing
 from torch_geometric.nn.resolver import activation_resolver
 
 from ..conv.authors import AUTHORS, AuthorsConv
-from ..conv.base import check_names, check_probability
+from ..conv.checks import check_names, check_probability
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
 from ..conv.mechanisms import scored_by_layer

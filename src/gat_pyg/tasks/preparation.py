@@ -293,8 +293,8 @@ def attach(model: nn.Module, preparation: Preparation | None, objective: Objecti
     """Set `model.preparation` and `model.objective`, and check the features in the first call of the model.
 
     The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
-    `torch.func`-transformed code, where values cannot be read. TorchScript would compile the hook: call the model once
-    before `torch.jit.script`. Of a model that returns standardised targets, the pre-hook stays, to warn at exports.
+    `torch.func`-transformed code, where values cannot be read. Of a model that returns standardised targets, the
+    pre-hook stays, to warn at exports.
     """
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()

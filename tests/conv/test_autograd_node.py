@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import gat_pyg
-from gat_pyg.conv.whole import Grads
+from gat_pyg.conv.autograd_node import Grads
 from gat_pyg.features import linear
 
 pytestmark = pytest.mark.kernels
@@ -37,7 +37,7 @@ def derivatives(layer: torch.nn.Module, x: Any, edge_index: Tensor, edge_attr: T
     inputs = [t for t in (*(x if isinstance(x, tuple) else (x,)), edge_attr) if t is not None]
     inputs += layer.parameters()
     out = layer(x, edge_index, edge_attr)
-    assert (type(out.grad_fn).__name__ == "WholeBackward") == type(layer).__module__.startswith("gat_pyg")
+    assert (type(out.grad_fn).__name__ == "LayerNodeBackward") == type(layer).__module__.startswith("gat_pyg")
     total = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
     plain = torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True)
     first = torch.autograd.grad(total, inputs, create_graph=True, materialize_grads=True)

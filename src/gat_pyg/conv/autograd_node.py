@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     layer: Any
     edges: Edges
     dropout: float
-    names: tuple[str, ...]  # of the tensors: x, x_dst, edge_attr, then the parameters
+    names: tuple[str, ...]  # names of the tensors, in order: x, x_dst, edge_attr, then the parameters
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
@@ -67,7 +67,7 @@ def _maps(names: tuple[str, ...]) -> list[tuple[str, int]]:
 @functools.lru_cache
 def _equations(kind: type) -> type:
     """Return the class of this package that a layer's class is or derives from: without what hides its attributes."""
-    return next(each for each in kind.__mro__ if "_NAMES" in vars(each))
+    return next(each for each in kind.__mro__ if "_PARAMETERS" in vars(each))
 
 
 def _describe(layer: Any, num_dst: int) -> tuple[Tensor, Any, Tensor | None]:
@@ -126,7 +126,7 @@ class Grads(dict[str, Tensor]):
         return product(self.columns[x, rows], grad.t()).t().contiguous()
 
 
-class Whole(torch.autograd.Function):
+class LayerNode(torch.autograd.Function):
     """The output of a layer, `[N_dst, H C]` or `[N_dst, C]`, from its inputs and parameters."""
 
     @classmethod
