@@ -162,6 +162,22 @@ def test_matrices_of_matlab_and_scipy(tmp_path: Path):
         from_scipy(sp.eye_array(3, 4))
 
 
+def test_a_column_with_a_part_of_the_label_is_named(tmp_path: Path):
+    """Data of outliers have the kinds of outliers beside the label; a word that one class has by chance is none."""
+    draw = np.random.default_rng(0)
+    structural, contextual = draw.random(300) < 0.1, draw.random(300) < 0.1
+    ring = sp.eye_array(300, k=1) + sp.eye_array(300, k=-299)
+    values = {"A": ring.tocsc(), "Label": structural | contextual, "str_anomaly_label": structural}
+    rare = np.isin(np.arange(300), np.flatnonzero(values["Label"])[:3])  # in three rows, all of them outliers
+    scipy.io.savemat(tmp_path / "o.mat", {**values, "words": np.stack([draw.random(300) < 0.3, rare], 1).astype(float)})
+    with pytest.warns(
+        UserWarning, match=r"str_anomaly_label equals Label in all \d+ training rows .*leave it out"
+    ) as w:
+        from_networkx(tmp_path / "o.mat", "Label")
+    assert len(w) == 1
+    from_networkx(tmp_path / "o.mat", "Label", ignore=["str_anomaly_label"])
+
+
 def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
     # Newman's: labels that are the same, an edge twice in a graph that is not declared a multigraph
     (tmp_path / "blogs.gml").write_text(

@@ -35,7 +35,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.nn import GCN
 
-from gat_pyg.data import Task, from_dataset, from_file, ogbn, ppi
+from gat_pyg.data import Task, from_dataset, from_file, ogbn
 from gat_pyg.data.arrays.keys import READ
 from gat_pyg.data.splits import check_classes
 from gat_pyg.runs.folder import settings_in
@@ -103,18 +103,6 @@ def folder_files(prefix: str = "mine") -> Files:
 
 def npy(array: Any) -> bytes:
     return dumped(lambda file: np.save(file, array, allow_pickle=True))
-
-
-def ppi_files() -> Files:
-    rng, files = np.random.default_rng(0), {}
-    for split, sizes in {"train": (9, 5), "valid": (4, 3), "test": (6,)}.items():
-        N, own = sum(sizes), np.repeat(np.arange(len(sizes)) + 3, sizes)
-        pairs = [(int(i), int(j)) for i, j in rng.integers(N, size=(60, 2)) if own[i] == own[j]]
-        links = [{"source": i, "target": j} for i, j in pairs]
-        files[f"{split}_graph.json"] = json.dumps({"directed": True, "links": links}).encode()
-        arrays = {"feats": rng.normal(size=(N, 4)), "labels": rng.integers(2, size=(N, 6)), "graph_id": own}
-        files |= {f"{split}_{part}.npy": npy(content) for part, content in arrays.items()}
-    return {f"PPI/raw/{name}": content for name, content in files.items()}
 
 
 def model_files(folder: Path) -> Files:
@@ -237,7 +225,6 @@ READERS = {
         lambda folder: ogbn("ogbn-arxiv", folder),
         lambda task, folder: check_folder(task, folder, "ogbn_arxiv/npy"),
     ),
-    "ppi": Reader(ppi_files, ppi, lambda task, _: check_task(task)),
     "model": Reader(model_files, lambda folder: load(folder / "run"), check_model),
     "checkpoint": Reader(
         checkpoint_files,

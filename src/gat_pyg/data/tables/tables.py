@@ -141,6 +141,8 @@ def tables(
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
     fitted = _fit(of, source, train, {*ignore, *targets, column, time}, categories, like)
+    if labels is not None and item in train and like is None:
+        labels.targets.warn_of_copies(of.of(item), fitted[item].columns, labels.y, train[item])
     source["columns"] = {item: features.columns for item, features in fitted.items()}
     uses = {"target": ", ".join(targets), "split": column, "time": time}
     notes = [f"{name}: {note}" for note in _notes(of, source, labels, uses, fitted)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cells import MISSING, Column, is_code, number
-from .columns import check_cells, kind_of
+from .columns import MOST, check_cells, kind_of
 from .files import file_of, refuse, shown
 
 CLASSES = ("na", "none", "null")  # spellings of missing numbers that may well be the names of classes
@@ -121,6 +121,34 @@ class Targets:
             text = f"{file_of(frame)}: {self.names[0]} has {other:,} values that are not a class of the training"
             warnings.warn(f"{text}, such as {example}. They count as unknown.", stacklevel=4)
         return torch.from_numpy(codes.clip(-1))
+
+    def warn_of_copies(self, frame: Any, names: Collection[str], y: Tensor, rows: Any) -> None:
+        """Warn of columns that are the class wherever they have not their usual value, such as one kind of fraud.
+
+        Args:
+            frame: the table.
+            names: columns that are features.
+            y: classes of all rows, -1 where they are unknown.
+            rows: mask of the training rows.
+        """
+        if self.classes is None or len(self.names) > 1:
+            return
+        labels = y.numpy()[rows]
+        counts = np.bincount(labels[labels >= 0])
+        surprise = -np.log(np.maximum(counts, 1) / counts.sum())  # of a class, by chance
+        for name in names:
+            if len(Column(frame.head(1000), name).texts) > MOST:
+                continue
+            values = Column(frame, name, self.missing).places(self.classes)[0][rows]
+            kinds, sizes = np.unique(values, return_counts=True)
+            others = (values != kinds[sizes.argmax()]) & (labels >= 0)
+            is_sure = surprise[labels[others]].sum() > np.log(1e6 * len(names))  # else words of one class are named
+            if is_sure and (values == labels)[others].all():
+                warnings.warn(
+                    f"{file_of(frame)}: {name} equals {self.names[0]} in all {others.sum():,} training rows in which "
+                    f"it has not its usual value. If it is a part of the label, leave it out: dataset.ignore=[{name}].",
+                    stacklevel=4,
+                )
 
 
 def numbers_of(column: Column, where: str = "") -> Any:
