@@ -3,7 +3,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-import gat_pyg.run
 from gat_pyg.runs.result import Result, append, read
 from gat_pyg.sweeps.ranking import Setting, best_settings
 from gat_pyg.sweeps.search import Worker
+from tests.commands import Command
 from tests.processes import python
-
-Command = Callable[..., str]
 
 # A search whose trials train nothing. Its process is killed in the trial after `left` others; with -2 it first waits
 # until another process has trials too.
@@ -54,23 +52,6 @@ sampler, pruner = ({"_target_": "optuna." + name} for name in ("samplers.TPESamp
 found = search.Search(total, 4, sampler, pruner, 10, folder, {"b": "interval(0.0,0.9)"})
 found.run(["a=tag(log,interval(0.001,0.1))"], config, context, Launcher())
 """
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command in this process and in a folder of its own; returns its stdout, or its stderr if it `fails`."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, fails: bool = False) -> str:
-        monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
-        if not fails:
-            gat_pyg.run.main()
-            return capsys.readouterr().out
-        with pytest.raises(SystemExit, match="1"):
-            gat_pyg.run.main()
-        return capsys.readouterr().err
-
-    return run
 
 
 def trials(folder: Path) -> Sequence[optuna.trial.FrozenTrial]:

@@ -1,0 +1,760 @@
+"""The files that a run leaves, and what they say."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.datasets import KarateClub, Planetoid
+
+import gat_pyg.run
+import gat_pyg.runs.folder
+import gat_pyg.runs.process
+import gat_pyg.runs.stacked
+import gat_pyg.seeds.planning
+import gat_pyg.sweeps.job
+import gat_pyg.sweeps.messages
+from gat_pyg import GAT, load, predict
+from gat_pyg.data import digits, from_file, links, planted
+from gat_pyg.files import try_lock, unlock
+from gat_pyg.kernels.cpu import cache
+from gat_pyg.report.general import rows_of
+from gat_pyg.report.runs import gathered
+from gat_pyg.report.runs import lines_of as report_lines
+from gat_pyg.runs.build import task_of
+from gat_pyg.runs.reference_scores import Baselines
+from gat_pyg.runs.result import BASELINES, Result, read
+from gat_pyg.tasks.nodes import NodeLabels
+from gat_pyg.trained.uncertainty import Rows, calibrated
+from tests.commands import (
+    KARATE,
+    LEFT_BY_A_SEED,
+    NORM,
+    QUANTITIES,
+    SMALL,
+    Command,
+    assert_close,
+    graph_of,
+    kill,
+    many_graphs,
+    outside,
+    runs,
+)
+from tests.processes import python
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+
+FAILS_FOR_SEED_1 = """
+import gat_pyg.runs.workers as shared
+from gat_pyg.settings.errors import message
+from gat_pyg.run import main
+
+def one_run(settings, task, seed, folder, run=shared.one_run):
+    if seed == 1:
+        raise ValueError("bad luck")
+    return run(settings, task, seed, folder)
+
+shared.one_run, shared.message = one_run, str
+main()
+"""
+
+
+def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command):
+    output = command(*SMALL, "seed=5", "training.max_epochs=20")
+    (folder,) = runs()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "metrics.csv",
+        "model.safetensors",
+        "result.json",
+    ]
+    assert sorted(path.name for path in Path("outputs").iterdir()) == sorted([folder.name, "results.jsonl"])
+    (result,) = read("outputs/results.jsonl")
+    assert result == Result.from_json((folder / "result.json").read_text())
+    assert (result.method, result.dataset, result.metric, result.seed, result.epochs) == (
+        "MLP",
+        "digits",
+        "accuracy",
+        5,
+        20,
+    )
+    assert result.versions is not None
+    assert torch.__version__.startswith(result.versions["torch"])  # whose build (+cu130) a package need not tell
+    assert Path(result.run_dir) == folder.absolute()
+    settings = OmegaConf.load(folder / "config.yaml")
+    assert (settings.seed, settings.training.max_epochs, settings.results) == (5, 20, "outputs/results.jsonl")
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 21))
+    assert float(rows[result.best_epoch - 1]["val_accuracy"]) == pytest.approx(result.val)
+    for words in (
+        "digits",
+        "MLP",
+        f"20 (best {result.best_epoch}; reached max_epochs=20)",
+        f"accuracy {result.value:.1f} %",
+        str(folder),
+        "outputs/results.jsonl",
+    ):
+        assert words in output
+
+
+MODELS = {  # the argument -> the method in the Result
+    "model=mlp": "MLP",
+    "model=gat": "GAT",
+    "model=const_gat": "Const-GAT",
+    "model.mechanism=gatv2 model.reproduction=false": "GAT",
+    "~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct": "GAT",
+    "model=mlp model._target_=torch_geometric.nn.GCN": "GCN",
+    "model=mlp model._target_=torch_geometric.nn.GAT": "PyG's GAT",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_trained_model_comes_back_with_its_score(command: Command, model: str):
+    command(*model.split(), "training.max_epochs=2", "training.lr=0.05")
+    (result,) = read("outputs/results.jsonl")
+    assert result.method == MODELS[model]
+    trained, data = load(result.run_dir), digits().test[0]
+    arguments = (data.x,) if model == "model=mlp" else (data.x, data.edge_index)
+    with torch.no_grad():
+        out = trained(*arguments)
+    assert torch.equal(load(Path(result.run_dir) / "model.safetensors")(*arguments), out)
+    assert not torch.are_deterministic_algorithms_enabled()  # the run's setting ends with the run
+    right = (out.argmax(1) == data.y)[data.test_mask]
+    assert 100 * right.float().mean().item() == pytest.approx(result.value, abs=1e-4)
+
+
+def predicted(run: str | Path, reads: str) -> tuple[float, list[int], tuple[str, ...] | None]:
+    """The score, the shape of the prediction and the class names, of data that other code reads."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(reads, names)
+    out, model = predict(run, names["data"]), load(run)
+    right = (out.argmax(1) == names["data"].y)[names["mask"]].double().mean().item()
+    return 100 * right, [*out.shape], model.preparation.class_names  # type: ignore[union-attr, return-value]
+
+
+def test_a_run_on_a_file_predicts_from_the_same_arrays_read_by_numpy(command: Command, tmp_path: Path):
+    data = digits().test[0]
+    masks = {key: data[key].numpy() for key in ("train_mask", "val_mask", "test_mask")}
+    edge_attr = np.random.default_rng(0).random(data.num_edges)  # float64 [E], which becomes float32 [E, 1]
+    arrays = {"x": data.x.double().numpy(), "edge_index": data.edge_index.numpy(), "y": data.y.numpy()}
+    np.savez(tmp_path / "mine.npz", edge_attr=edge_attr, **arrays, **masks)
+    command("dataset=file", "dataset.path=mine.npz", "training.max_epochs=3", "training.lr=0.05")
+    (result,) = read("outputs/results.jsonl")
+    reads = """
+import numpy
+from torch_geometric.data import Data
+arrays = {key: torch.from_numpy(value) for key, value in numpy.load("mine.npz").items()}
+data, mask = Data(**arrays), arrays["test_mask"]
+"""
+    score, shape, names = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert (shape, names) == ([1797, 10], None)
+    trained, data = load(result.run_dir), digits().test[0]
+    with pytest.warns(
+        UserWarning, match=r"row of x has the absolute sum 313 .*, but those of the run.s training data 15\.7 to 24\.8"
+    ):
+        trained(16 * data.x, data.edge_index, edge_attr=torch.ones(data.num_edges, 1))
+    with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 1\)"):
+        predict(result.run_dir, data)
+
+
+def test_a_transform_of_the_settings_is_applied_to_the_same_data_set_without_it(command: Command):
+    karate = ("dataset._target_=torch_geometric.datasets.KarateClub", "split.val=10", "split.test=15")
+    profile = "+dataset.transform._target_=torch_geometric.transforms.LocalDegreeProfile"  # five features more
+    command(*karate, profile, "training.max_epochs=5")
+    (result,) = read("outputs/results.jsonl")
+    reads = """
+from gat_pyg.data import from_dataset
+from torch_geometric.datasets import KarateClub
+data, mask = KarateClub()[0], from_dataset(KarateClub(), val=10, test=15).test[0].test_mask
+"""
+    score, shape, _ = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert shape == [34, 4]
+    raw = KarateClub()[0]
+    preparation: Any = load(result.run_dir).preparation
+    once = preparation(raw)
+    assert (raw.x.size(1), once.x.size(1)) == (34, 39)
+    assert torch.equal(preparation(once).x, once.x)  # it is recognised as prepared
+    with pytest.raises(ValueError, match=r"x has shape \(34, 34\), expected \(N, 39\)"):
+        load(result.run_dir)(raw.x, raw.edge_index)
+
+
+def test_links_are_predicted_with_their_recorded_scores(command: Command):
+    settings = (
+        "dataset._target_=gat_pyg.data.links",
+        "+dataset.dataset._target_=gat_pyg.data.digits",
+        "model.dropout=0",
+    )
+    output = command(*settings, "+dataset.name=pairs", "+model.decoder=mlp", "training.max_epochs=3", "runs=2")
+    result, _ = read("outputs/results.jsonl")
+    assert (result.item, result.metric, result.majority) == ("link", "roc_auc", 0.5) and result.scores is not None
+    assert result.scores.keys() == {"average_precision", "mrr", "hits@20", "hits@50", "hits@100"} and "also" in output
+    data = links(digits()).train[0]
+    test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
+    y, probabilities = data.y[data.test_mask], predict(result.run_dir, test)
+    assert roc_auc_score(y, probabilities) == pytest.approx(result.value, abs=2e-5)
+    assert average_precision_score(y, probabilities) == pytest.approx(result.scores["average_precision"], abs=2e-5)
+    mean = roc_auc_score(y, predict(Path(result.run_dir).parent, test, seed="all"))
+    assert f"(averaged prediction {mean:.3f}, " in output
+    with pytest.raises(ValueError, match="predicts links: give data.edge_label_index"):
+        predict(result.run_dir, Data(data.x, data.edge_index))
+    assert "whose ends may be in two parts" in command(*settings, "loader=cluster", "loader.num_parts=2", fails=True)
+
+
+@pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
+@pytest.mark.parametrize("reproduction", ["false", "true"])
+def test_a_run_on_cora_predicts_from_what_pyg_reads(command: Command, tmp_path: Path, reproduction: str):
+    command("dataset=cora", f"model.reproduction={reproduction}", "training.max_epochs=5")
+    (result,) = read("outputs/results.jsonl")
+    shutil.copytree(Path(os.environ["GAT_PYG_DATA"]) / "Planetoid" / "Cora" / "raw", tmp_path / "Cora" / "raw")
+    reads = f"""
+from torch_geometric.datasets import Planetoid
+data = Planetoid({str(tmp_path)!r}, "Cora")[0]
+mask = data.test_mask
+"""
+    score, shape, names = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert (shape, names[3]) == ([2708, 7], "Neural Networks")
+    data = Planetoid(str(tmp_path), "Cora")[0]
+    with pytest.warns(
+        UserWarning, match=r"the absolute sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"
+    ):
+        load(result.run_dir)(data.x, data.edge_index)
+
+
+class Prior(nn.Module):
+    """A method that fits itself: the class that most training nodes have, and chance."""
+
+    def __init__(self, in_channels: int, out_channels: int, **others: Any) -> None:
+        super().__init__()
+        self.register_buffer("logits", torch.zeros(out_channels))
+
+    def fit(self, data: Data) -> None:
+        self.logits += data.y[data.train_mask].bincount(minlength=len(self.logits)) + torch.rand(()).log()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+def test_a_method_that_fits_itself_writes_the_same_files(command: Command):
+    command("model=mlp", f"model._target_={__name__}.Prior", "runs=2")
+    results, data = read("outputs/results.jsonl"), digits().test[0]
+    assert [(one.method, one.epochs, one.seed) for one in results] == [("Prior", 0, 0), ("Prior", 0, 1)]
+    logits = [load(one.run_dir, model=Prior(64, 10)).logits for one in results]
+    assert not logits[0].equal(logits[1])  # each seed has its chance
+    right = (data.y == logits[0].argmax()).double() * 100
+    for one in results:
+        assert one.value == pytest.approx(right[data.test_mask].mean().item(), abs=1e-4)
+        assert one.val == pytest.approx(right[data.val_mask].mean().item(), abs=1e-4)
+
+
+class Constant(nn.Module):
+    """A model that sees nothing: the same logits for all nodes."""
+
+    def __init__(self, in_channels: int, out_channels: int, **others: Any) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+@pytest.mark.parametrize(("dataset", "vectorize"), [("digits", "auto"), ("digits", "off"), ("planted", "auto")])
+def test_a_constant_prediction_is_warned_of(
+    command: Command, dataset: str, vectorize: str, monkeypatch: pytest.MonkeyPatch
+):
+    if dataset == "planted":  # as if it were a long training
+        monkeypatch.setattr("gat_pyg.sweeps.job.LARGE", 0)
+        calls: list[str] = []
+        for place in ("sweeps.job", "runs.sequential"):
+            once = partial(lambda place, *_: calls.append(place) or Baselines({"linear model": 0.0}, 0.0), place)
+            monkeypatch.setattr(f"gat_pyg.{place}.baselines_of", once)
+    output = command(
+        "model=mlp",
+        f"model._target_={__name__}.Constant",
+        f"dataset={dataset}",
+        f"vectorize={vectorize}",
+        "runs=2",
+        "training.max_epochs=2",
+        "baselines=true",
+    )
+    first, _ = read("outputs/results.jsonl")
+    if dataset == "digits":
+        assert first.baselines is not None and first.baselines.keys() == {"linear model", "random forest", "degrees"}
+        score = max(first.baselines.values())
+        assert output.count(f"worse than {BASELINES[first.best_baseline]} ({score:.1f} %, standard error ") == 3
+        assert f"\nbaselines   linear model {first.baselines['linear model']:.1f} %, random" in output
+        assert "\ntry " in output
+        data = digits().test[0]
+        majority = 100 * data.y[data.test_mask].bincount().max() / 1000
+        assert first.majority == pytest.approx(majority.item())
+        message = f"no better than predicting the majority class for every node ({majority:.1f} %)"
+    else:
+        message = f"no better than the best prediction that is the same for every node ({first.majority:.3f})"
+        assert calls == ["sweeps.job", "runs.sequential", "runs.sequential"]  # before the training, too
+    assert first.value <= first.majority
+    assert output.count(message) == 3  # of each seed and of both
+    assert f"\nwarning     2 of 2 runs are {message}" in output
+
+
+def test_a_network_without_an_output_layer_takes_the_lists_of_one_with_it(command: Command):
+    settings = [setting for setting in many_graphs() if "folds" not in setting]
+    for arguments in (
+        ["model.jk=cat"],
+        ["dataset=file", "+recipe/setup=planted", *settings, "model.readout=attentional", *KARATE],
+    ):
+        command(*arguments, "training.max_epochs=1")
+        model = load(read("outputs/results.jsonl")[-1].run_dir)
+        assert [conv.heads for module in model.modules() if isinstance(module, GAT) for conv in module.convs] == [8]
+    error = command("model.jk=cat", "model.heads=[4,1]", fails=True)
+    assert "model.heads has no effect: the last entry, 1, is for an output layer" in error
+
+
+def test_a_training_that_cannot_learn_is_warned_of(command: Command):
+    with (
+        pytest.warns(UserWarning, match=r"training\.lr is 0, so the weights keep"),
+        pytest.warns(UserWarning, match=r"model\.dropout is 1, so training drops everything"),
+        pytest.warns(UserWarning, match=r"model\.edge_dropout is 1"),
+    ):
+        command("training.lr=0", "model.dropout=1", "model.edge_dropout=1", "training.max_epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "best", "criterion", "text"),
+    [
+        (346, 80, "both", "346 (best 80; stopped: neither score nor loss improved for 100)"),
+        (180, 80, "accuracy", "180 (best 80; stopped: the score did not improve for 100)"),
+        (180, 80, "loss", "180 (best 80; stopped: the loss did not improve for 100)"),
+        (90, 80, "both", "90 (best 80; stopped: diverged)"),
+        (400, 80, "loss", "400 (best 80; reached max_epochs=400)"),
+        (0, 0, "both", ""),
+    ],
+)
+def test_summary_has_the_reason_of_the_stop(epochs: int, best: int, criterion: str, text: str):
+    settings: Any = SimpleNamespace(
+        training=SimpleNamespace(patience=100, criterion=criterion), trainer={"max_epochs": 400}
+    )
+    result = Result("GAT", "d", "accuracy", 80.0, 0, epochs, best, 80.0, 1.0, 0.1, 9)
+    assert gat_pyg.sweeps.messages.epochs(result, settings) == text
+
+
+def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):
+    output = command(*SMALL, "training.max_epochs=20")
+    (result,) = read("outputs/results.jsonl")
+    assert result.value > result.majority
+    assert "warning" not in output
+    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 node classes; 200 / 500 / 1,000 nodes\n" in output
+    output = command("dataset=planted", *SMALL, "training.max_epochs=1")
+    graphs = [data for split in (planted().train, planted().val, planted().test) for data in split]
+    edges = sum(data.num_edges for data in graphs)
+    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 node labels; 20 / 5 / 5 graphs\n" in output
+
+
+def test_the_score_for_a_sweeper_is_highest_for_the_best(command: Command, monkeypatch: pytest.MonkeyPatch):
+    scores = []
+    execute = gat_pyg.sweeps.job.execute
+    monkeypatch.setattr(gat_pyg.sweeps.job, "execute", lambda config: scores.append(execute(config)))
+    command(*QUANTITIES, *SMALL, "metric=rmse", "runs=2", "training.max_epochs=2")
+    assert scores == pytest.approx([-np.mean([result.val for result in read("outputs/results.jsonl")])])
+
+
+def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
+    small = (*SMALL, "training.max_epochs=5")
+    output = command(*small, "runs=3", "seed=4")
+    results = read("outputs/results.jsonl")
+    assert [result.seed for result in results] == [4, 5, 6]
+    assert [path.name for path in runs()] == ["seed-4", "seed-5", "seed-6"]
+    assert len({result.config_hash for result in results}) == 1
+    values = [result.value for result in results]
+    assert f"3 runs: test accuracy {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} %" in output
+    command(*small, "seed=5")
+    again = read("outputs/results.jsonl")[-1]
+    assert (again.value, again.config_hash) == (results[1].value, results[1].config_hash)  # the seed alone decides
+
+
+@pytest.mark.parametrize("model", ["gat", pytest.param("mlp", marks=pytest.mark.weekly)])
+def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model: str):
+    arguments = (f"model={model}", "model.dropout=0.0", "runs=3", "training.max_epochs=8", "training.patience=5")
+    output = {}
+    for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 2)):
+        how = (f"vectorize={vectorize}", f"seeds_per_pass={size}", f"outputs={vectorize}")
+        output[vectorize] = command(*arguments, *how)
+    last = {
+        how: re.search("^digits, 3 runs: .*(?:\n(?:epochs|validation) .*){2}", text, re.M)
+        for how, text in output.items()
+    }
+    assert last["off"][0] == last["auto"][0] == last["on"][0]  # with the score of the averaged prediction
+    assert re.fullmatch(
+        r"seed 0: \d+ epochs, best \d+, validation accuracy \d+\.\d %, test accuracy \d+\.\d %",
+        output["auto"].splitlines()[0],
+    )
+    single = read("off/results.jsonl")
+    for place in ("auto", "on"):
+        for one, other in zip(single, read(f"{place}/results.jsonl"), strict=True):
+            assert other.seconds > 0 and (other.peak_mib is None or 100 < other.peak_mib < 10_000)
+            differ = ("seconds", "seconds_per_epoch", "peak_mib", "run_dir", "timestamp")
+            assert replace(other, **{key: getattr(one, key) for key in differ}) == one
+        for a, b in zip(runs("off"), runs(place), strict=True):
+            assert sorted(path.name for path in a.iterdir()) == sorted(path.name for path in b.iterdir())
+            assert OmegaConf.load(a / "config.yaml").seed == OmegaConf.load(b / "config.yaml").seed
+            assert_close(a, b)
+
+
+def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
+    output = command("model=gat", "runs=3", "training.max_epochs=3")
+    (folder,) = {path.parent for path in runs()}
+    stack, data = load(folder, seed="all"), digits().test[0]
+    with torch.no_grad():
+        out = stack(data.x, data.edge_index)  # [S, N, K]
+        for seed in range(3):
+            torch.testing.assert_close(load(folder, seed=seed)(data.x, data.edge_index), out[seed])
+    p = out.softmax(-1).double().mean(0)
+    right = (p.argmax(-1) == data.y)[data.test_mask].double().mean().item()
+    assert f"(averaged prediction {100 * right:.1f} %, " in output
+    rows = [Rows(p[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]]) for split in ("val", "test")]
+    own = "the split is the data's own, and coverage holds if validation and test have the same distribution"
+    assert f"uncertainty {calibrated(NodeLabels(10), *rows, own).text()}\n" in output
+
+
+def test_seeds_of_many_graphs_together_name_the_seed_of_their_order(command: Command):
+    many = ("dataset=planted", "dataset.graphs=8", *SMALL, "training.batch_size=2", "training.max_epochs=3")
+    command(*many, "runs=3", "seed=5", "seeds_per_pass=2")
+    command(*many, "seed=5", "outputs=alone")
+    first, second, third = read("outputs/results.jsonl")
+    assert (first.order, second.order, third.order) == (None, 5, 5)
+    assert first.config_hash == second.config_hash
+    (alone,) = read("alone/results.jsonl")
+    assert alone.config_hash == first.config_hash and alone.value == pytest.approx(first.value, rel=1e-4)
+    assert '"order"' not in Path("alone/results.jsonl").read_text()
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+def test_processes_share_seeds_that_are_trained_one_by_one(command: Command):
+    seeds = (*SMALL, "runs=4", "vectorize=off", "training.max_epochs=20", "checkpoint_every=0")
+    one = command(*seeds, "outputs=one")
+    process = outside(*seeds, "processes=2", "outputs=two")
+    while process.poll() is None and len(list(Path("two").rglob("last.ckpt"))) < 2:  # of two seeds at once
+        time.sleep(0.005)
+    kill(process)
+    assert len(list(Path("two").rglob("last.ckpt"))) == 2
+    process = outside(*seeds, "processes=2", "outputs=two", "ckpt_path=last")
+    output, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert [line for line in output.splitlines() if "seed " in line] == [
+        line for line in one.splitlines() if "seed " in line
+    ]  # in the same order
+    assert "\ndigits, 4 runs: test accuracy" in output
+    values_ = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
+    assert values_[0] == values_[1] and len(values_[0]) == 4
+    (folder,) = {path.parent for path in runs("two")}
+    for inner in folder.glob("seed-*"):
+        assert {path.name for path in inner.iterdir()} == LEFT_BY_A_SEED
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_a_seed_that_fails_in_a_process_is_named(place: Path):
+    (place / "outside.py").write_text(FAILS_FOR_SEED_1)
+    process = python("outside.py", "model=mlp", "runs=3", "vectorize=off", "processes=2", "training.max_epochs=2")
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "seed 1 failed: bad luck" in stderr, stderr
+    assert "gat-pyg: The process that trained seed 1 failed, as printed above. The same command with" in stderr
+
+
+ORPHANS = """
+import os, signal, sys, time
+from contextlib import suppress
+from pathlib import Path
+from gat_pyg.run import main
+
+def late(number, parent=os.getpid()):  # called first in each process: the job dies before
+    with open("children", "a") as file:
+        print(os.getpid(), file=file, flush=True)
+    with suppress(ProcessLookupError):
+        os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    set_signal(number)
+
+spawn = sys.modules["torch.multiprocessing.spawn"]
+set_signal, spawn._prctl_pr_set_pdeathsig = spawn._prctl_pr_set_pdeathsig, late
+main()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads states from /proc")
+@pytest.mark.parametrize("how", [("vectorize=off", "processes=2"), ("vectorize=on", "trainer=ddp_cpu")], ids="-".join)
+def test_processes_whose_job_died_while_they_started_train_nothing(place: Path, how: tuple[str, ...]):
+    (place / "orphans.py").write_text(ORPHANS)
+    process = python("orphans.py", *SMALL, "runs=2", "training.max_epochs=3", *how)
+    process.communicate(timeout=60)
+    children = (place / "children").read_text().split()
+    assert process.returncode == -signal.SIGKILL and children
+
+    def is_running(child: str) -> bool:
+        with suppress(FileNotFoundError):
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return False
+
+    while any(map(is_running, children)):
+        time.sleep(0.01)
+    assert not [*Path("outputs").rglob("metrics.csv"), *Path("outputs").rglob("result.json")]
+
+
+def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = gat_pyg.runs.folder
+    child = try_lock(place / "1.lock")
+    part = place / ".result.json.7.part"  # which it is writing
+    part.touch()
+    monkeypatch.setattr(folder.time, "sleep", lambda seconds: (part.unlink(), unlock(place / "1.lock", child)))
+    with folder.Job(None, place).held(try_lock(place / ".lock")):
+        assert not part.exists()
+    assert not [*place.iterdir()]
+
+
+def test_a_rank_whose_first_rank_died_while_it_started_ends(place: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = gat_pyg.runs.folder
+    monkeypatch.setattr(folder, "is_first", lambda: False)
+    monkeypatch.setenv(folder.RUN_DIR, str(place))
+    monkeypatch.setenv(folder.PARENT, str(os.getppid()))
+    with folder.started_job(None, folder.Invocation(place, False, None, ())) as job:
+        assert job.folder == place
+    monkeypatch.setenv(folder.PARENT, str(os.getpid()))  # as if another process were the parent now
+    with pytest.raises(SystemExit, match="1"), folder.started_job(None, folder.Invocation(place, False, None, ())):
+        pytest.fail("it goes on")
+
+
+def test_reasons_for_sequential_training_are_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def says(*arguments: str) -> str:
+        output: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(gat_pyg.runs.stacked, "rank_zero_print", output.append)
+            command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
+        return "\n".join(output)
+
+    assert says() == says("vectorize=off") == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.seeds.planning, "CPU_BUDGET", 1)
+        small = r"digits: 2 runs one by one, since a run takes \d+ MiB, and only one fits in memory at a time"
+        assert re.fullmatch(small, says())
+    many = ("dataset=planted", "dataset.graphs=6")
+    assert says(*many) == "planted: 2 runs as one, on the same batches of graphs, in the order of seed 0"
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.runs.stacked, "LARGE", 1000)
+        large = r"planted: 2 runs one by one, since a step has \d+ million elements, and so .* not faster as one"
+        assert re.fullmatch(large, says(*many))
+    compiles = ("training.compile=true", "training.max_epochs=1")
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    assert says(*compiles) == "digits: 2 runs one by one, since training.compile is true"
+    reason = "it calls .item() on a tensor, which torch.func.vmap does not allow"
+    assert says(*NORM) == f"digits: 2 runs one by one, since MLP cannot be stacked: {reason}"
+    assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
+    assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")
+    assert len(read("outputs/results.jsonl")) == 2 * 9
+
+
+@pytest.mark.filterwarnings("ignore:.* are not a category of (the )?training")
+def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    tables = importlib.import_module("tables")
+    for name in ("node classes", "links", "molecules", "series"):
+        case, weights = tables.CASES[name], []
+        for change in (None, case.changed):
+            draw = np.random.default_rng(0)
+            files = case.files(draw, 40)
+            if change is not None:
+                change(files, draw)
+            tables.save_files(files, Path())
+            shutil.rmtree("outputs", ignore_errors=True)
+            command(*case.settings, "baselines=false", "training.max_epochs=2")
+            weights.append(load_file(runs()[0] / "model.safetensors"))
+        before, after = weights
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before), name
+
+
+@pytest.mark.parametrize("kind", ["folder", "links"])  # links of a file
+@pytest.mark.filterwarnings("ignore:mine. keys that are not read")
+def test_hash_includes_the_content_of_files(command: Command, kind: str):
+    def write(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        edge_index = np.sort(draw.integers(0, 60, (2, 200)), axis=0)
+        arrays = {"x": draw.random((60, 4)), "y": draw.integers(0, 3, 60), "edge_index": edge_index}
+        np.savez("mine.npz", **arrays)
+        Path("mine").mkdir(exist_ok=True)
+        for name, values in (arrays | {"ignored": draw.random(3)}).items():
+            np.save(f"mine/{name}.npy", values)
+
+    path = "mine" if kind == "folder" else "mine.npz"
+    arguments = [*SMALL, "dataset=file", f"dataset.path={path}", "split.per_class=5", "split.val=10", "split.test=10"]
+    if kind == "links":
+        links = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
+        split = [f"+dataset.dataset.{key}={size}" for key, size in (("per_class", 5), ("val", 10), ("test", 10))]
+        arguments = [*SMALL, *links, f"+dataset.dataset.path={path}", *split]
+    for seed in (0, 0, 1):
+        write(seed)
+        command(*arguments, "training.max_epochs=2")
+    first, again, other = read("outputs/results.jsonl")
+    assert (first.config_hash, first.data) == (again.config_hash, again.data)
+    assert first.config_hash != other.config_hash and first.data != other.data
+    assert len(rows_of(gathered(report_lines("outputs/results.jsonl")))["MLP"]) == 2  # columns
+    Path(first.run_dir, "result.json").unlink()
+    shutil.rmtree(again.run_dir)
+    error = command(*arguments, "training.max_epochs=2", f"hydra.run.dir={first.run_dir}", "ckpt_path=last", fails=True)
+    assert re.search(r"other settings: the content of the data files was \w{12}, is \w{12}\. Resume", error)
+    shutil.rmtree(other.run_dir)
+    error = command(*arguments, "training.max_epochs=2", "ckpt_path=last", fails=True)
+    assert re.search(r"the same settings, but the content of the data files was \w{12}, is .* Restore the file", error)
+    with pytest.raises(ValueError, match=r"The content of the data files was \w{12} when the run began, is \w{12}"):
+        task_of(first.run_dir)
+    write(0)
+    assert Path(first.run_dir).name in command(*arguments, "training.max_epochs=2", "ckpt_path=last")
+
+
+def test_hash_includes_the_source_of_own_classes(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(place))])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (place / "mine.py").write_text(
+        "from collections.abc import Sized\nimport parts\nclass Net(parts.Base):\n    pass\n"
+    )
+    settings = ("model=mlp", "model._target_=mine.Net", "model.num_layers=2", "training.max_epochs=1")
+    for base in ("MLP", "MLP", "GCN"):
+        for name in ("mine", "parts"):
+            sys.modules.pop(name, None)
+        (place / "parts.py").write_text(f"from torch_geometric.nn import {base} as Base\n")
+        command(*settings)
+    first, again, other = read("outputs/results.jsonl")
+    assert first.config_hash == again.config_hash != other.config_hash
+    changed = r"the source of your own classes was \w{12}, is \w{12}"
+    for result in (other, again):
+        shutil.rmtree(result.run_dir)
+    assert re.search(
+        rf"the same settings, but {changed}\. Restore the file", command(*settings, "ckpt_path=last", fails=True)
+    )
+    (place / "parts.py").write_text("from torch_geometric.nn import MLP as Base\n")
+    sources = b"".join(
+        name.encode() + (place / f"{name}.py").read_bytes() for name in ("mine", "parts")
+    )  # and no other
+    assert OmegaConf.load(Path(first.run_dir) / "config.yaml").code == hashlib.sha256(sources).hexdigest()[:12]
+
+
+def test_dataset_from_a_file_and_from_a_class_of_pyg(command: Command):
+    np.savez("mine.npz", **graph_of(np.arange(60) % 3))
+    split = ("split.per_class=5", "split.val=10", "split.test=10")
+    command("dataset=file", "dataset.path=mine.npz", *split, *SMALL, "training.max_epochs=2")
+    fake = ("dataset._target_=torch_geometric.datasets.FakeDataset", "+dataset.num_graphs=9")
+    command(*fake, "+dataset.task=node", "split.val=2", "split.test=2", *SMALL, "training.max_epochs=2")
+    assert [result.dataset for result in read("outputs/results.jsonl")] == ["mine", "fakedataset"]
+
+
+@pytest.mark.parametrize("reproduction", ["false", "true"])
+def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest.MonkeyPatch, reproduction: str):
+    draw = np.random.default_rng(0)
+    x = draw.random((60, 100)) * (draw.random((60, 100)) < 0.05)
+    np.savez("mine.npz", x=x, y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    arguments = ("dataset=file", "dataset.path=mine.npz", "split.per_class=5", "split.val=10", "split.test=10")
+    arguments += ("model=gat", f"model.reproduction={reproduction}", "training.max_epochs=2")
+    layouts, reports = [], []
+    forward = GAT.forward
+
+    def spy(self: GAT, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: None = None) -> torch.Tensor:
+        layouts.append(x.layout)
+        return forward(self, x, edge_index, edge_attr)
+
+    monkeypatch.setattr(GAT, "forward", spy)
+    monkeypatch.setattr(gat_pyg.runs.build, "rank_zero_print", reports.append)
+    for sparse, layout in (("auto", torch.sparse_csr), ("true", torch.sparse_csr), ("false", torch.strided)):
+        layouts.clear()
+        command(*arguments, f"training.sparse={sparse}", f"outputs=sparse-{sparse}")
+        assert set(layouts) == {layout}  # in training, validation and test
+        (folder,) = runs(f"sparse-{sparse}")
+        task = from_file("mine.npz", 5, 10, 10)
+        model = load(folder)  # and it takes features of both kinds
+        data = task.test[0]
+        out = model(data.x.to_sparse_csr(), data.edge_index)
+        torch.testing.assert_close(out, model(data.x, data.edge_index))
+        (result,) = read(f"sparse-{sparse}/results.jsonl")
+        right = (out.argmax(1) == data.y)[data.test_mask].double().mean().item()
+        assert result.value == pytest.approx(100 * right)
+    share = f"{100 * np.count_nonzero(x) / x.size:.1f} %"
+    assert reports == [f"mine: only {share} of the features are nonzero; using a sparse matrix"] * 2
+
+
+def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+
+    def compile(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
+        compiled.append(self)
+        self._compiled_call_impl = torch.compile(self._call_impl, backend="eager")  # in less time than by Inductor
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    small = (*SMALL, "model.dropout=0.0", "training.max_epochs=2")  # in compiled code torch draws it
+    command(*small)
+    assert not compiled
+    command(*small, "training.compile=true", "training.cuda_graphs=false")
+    assert len(compiled) == 1
+    one, other = read("outputs/results.jsonl")
+    assert (one.value, one.config_hash) == (other.value, other.config_hash)
+    assert all(load(folder)(digits().test[0].x[:1]).shape == (1, 10) for folder in runs())
+
+
+@pytest.mark.kernels
+def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: pytest.MonkeyPatch):
+    output: list[str] = []
+    build_task = gat_pyg.runs.build.build_task
+    log = cache.log
+    monkeypatch.setattr(gat_pyg.runs.process, "rank_zero_print", output.append)
+    monkeypatch.setattr(
+        gat_pyg.sweeps.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+    )
+    command(*SMALL, "training.max_epochs=1")
+    assert output == ["Compiling the kernels for their first use"]
+    assert not log.filters and log.level == logging.NOTSET
+
+
+def test_config_dir_adds_settings(command: Command, place: Path):
+    (place / "own" / "experiment").mkdir(parents=True)
+    (place / "own" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: mlp\ntraining:\n  max_epochs: 3\n"
+    )
+    command("--config-dir", "own", "experiment=mine")
+    (result,) = read("outputs/results.jsonl")
+    assert (result.method, result.epochs) == ("MLP", 3)
+    (place / "own" / "experiment" / "table.yaml").write_text("# @package _global_\nmethods: [mlp]\ntraining: {lr: 1}\n")
+    error = command("--config-dir", "own", "experiment=table", "datasets=[digits]", fails=True)
+    assert "experiment=table has training, which would apply to no cell. Add" in error
+    (place / "own" / "experiment" / "table3.yaml").touch()
+    error = command("--config-dir", "own", "experiment=mine", fails=True)
+    assert "own/experiment/table3.yaml has the name of a choice of gat_pyg, experiment=table3. Rename the file" in error
+
+
+def test_tensorboard_writes_beside_the_metrics(command: Command):
+    pytest.importorskip("tensorboard")
+    command(*SMALL, "training.max_epochs=3", "logger=tensorboard")
+    (folder,) = runs()
+    assert list(folder.glob("events.out.tfevents*"))
+    assert (folder / "metrics.csv").is_file()
