@@ -115,10 +115,10 @@ def warn_of_splits(frame: Any, names: Collection[str], effect: str = NO_FEATURE)
         ...     warn_of_splits(frame, frame.columns)
         ['part', 'Val mask', 'fold']
     """
-    splits, masks, folds = [], [], []
+    splits, masks, folds, first = [], [], [], frame.head(1000)
     for name in names:
         words = {*words_of(name)}
-        if any(len((column := Column(rows, name)).texts) > MOST_FOLDS for rows in (frame.head(1000), frame)):
+        if any(len((column := Column(rows, name)).texts) > MOST_FOLDS for rows in (first, frame)):
             continue
         values = {text.lower() for text in column.texts}
         if {0, 2} & (parts := {NAMES.get(value, -1) for value in values}) and len(parts) > 1 and -1 not in parts:
