@@ -11,20 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
 
-from gat_pyg.data import digits, planted
-from gat_pyg.models import GAT, PRESETS
-from gat_pyg.training import Inductive, PaperStopping
-from gat_pyg.training.loading import TaskData
-from tests.processes import start_server, without_kernels
+from gat_pyg.data import digits
 
 
 @pytest.fixture
@@ -139,30 +133,6 @@ def test_a_wrong_way_of_another_library_is_left_out(
     assert status == 0 and record["wrong"][0].startswith("cora: pyg is wrong, its output is off by")
     assert {row["way"] for row in record["rows"]} == {"auto", "segment", "Linear alone"}
     assert "WRONG cora: pyg is wrong" in capsys.readouterr().out
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("case", ["cora-alone-8x8-dropout", "cora-alone-8x8-bf16", "cora-alone-8x8-bf16-dropout"])
-def test_attention_alone_in_bfloat16_and_with_dropout(bench: ModuleType, tmp_path: Path, case: str) -> None:
-    status, record = run(bench, tmp_path, case)
-    assert status == 0 and record["wrong"] == []
-    assert {row["way"] for row in record["rows"]} == {"pyg", "auto", "segment"}
-    assert record["cases"][0]["dropout"] == (0.6 if case.endswith("dropout") else 0.0)
-    assert record["cases"][0]["dtype"] == ("torch.bfloat16" if "bf16" in case else "torch.float32")
-
-
-@pytest.mark.weekly
-def test_the_first_step_of_ours_may_compile(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = set()
-
-    def seconds(run: Callable[[], object], device: torch.device, times: int = 1) -> float:
-        run()
-        name = getattr(run, "__qualname__", "")
-        return 0.01 if name != "way.<locals>.step" or run in first else first.add(run) or 30.0
-
-    monkeypatch.setattr(bench, "seconds", seconds)
-    status, record = run(bench, tmp_path, "cora")  # of 20 s, which PyG's first step takes more than
-    assert status == 0 and {row["way"] for row in record["rows"]} == {"auto", "segment"}
 
 
 @pytest.mark.weekly
@@ -285,30 +255,6 @@ def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.weekly
-def test_generated_graphs_have_the_size_that_is_passed(bench: ModuleType) -> None:
-    index = bench.power_law(1000, 20_000, 300, torch.device("cpu"))
-    src, dst = index
-    degree = dst.bincount(minlength=1000)
-    assert index.shape == (2, 20_000) and not (src == dst).any()
-    assert torch.equal(degree, src.bincount(minlength=1000))
-    assert 200 < degree.max() < 400 and degree.median() < 20
-    back = (dst * 1000 + src).sort().values
-    assert torch.equal(back, src * 1000 + dst)
-
-
-@pytest.mark.weekly
-def test_networks_of_ppi_differ_in_their_attention_alone(bench: ModuleType) -> None:
-    import inductive
-
-    x, index = torch.randn(9, 50), torch.randint(9, (2, 30))
-    pyg, ours, none = (inductive.network(way)(x, index) for way in inductive.WAYS)
-    torch.testing.assert_close(ours, pyg, rtol=1e-4, atol=1e-4)
-    assert none.shape == ours.shape == (9, 121)
-    alone = torch.empty(2, 0, dtype=torch.long)  # each node attends to itself alone
-    torch.testing.assert_close(inductive.network("no attention")(x, alone), inductive.network("ours")(x, alone))
-
-
 # Many seeds ---------------------------------------------------------------------------------------------------------
 
 
@@ -342,59 +288,6 @@ def test_a_way_with_another_accuracy_has_no_row(
     assert record["wrong"] == ([] if status == 0 else ["one by one: 79.0 %"])
 
 
-@pytest.mark.weekly
-def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = many.citation.planetoid("cora")
-    monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
-    measured = many.bare(task, seeds=2, max_epochs=12, patience=100, device=torch.device("cpu"))
-    assert measured["epochs"] == 12 and len(measured["accuracies"]) == 2 and min(measured["accuracies"]) > 20
-
-
-# Which rule to stop by ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.weekly
-def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
-    many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import stopping
-
-    task = digits()
-    one, other = stopping.halves(task)
-    assert torch.equal(one.val[0].val_mask, other.test[0].test_mask)
-    assert not (one.val[0].val_mask & one.test[0].test_mask).any()
-    assert torch.equal(one.val[0].val_mask | one.test[0].test_mask, task.val[0].val_mask)
-    assert torch.equal(one.train[0].train_mask, task.train[0].train_mask)
-    monkeypatch.setattr(stopping.GAT, "preset", lambda name, **_: GAT(64, [4], 10, [2, 1]))
-    assert stopping.main(["--datasets=cora", "--seeds=2", "--max-epochs=2", f"--out={tmp_path}/it.json"]) == 0
-    rows = json.loads((tmp_path / "it.json").read_text())["rows"]
-    assert [row["rule"] for row in rows] == ["both", "accuracy", "loss"] and len(rows[0]["scores"]) == 4
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("rule", ["both", "accuracy", "loss"])
-def test_one_training_serves_every_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
-    import stopping
-
-    task = planted(graphs=8, nodes=30, labels=3)
-    model = GAT(task.num_features, [4], 3, [2, 1])
-    monkeypatch.setattr(stopping.GAT, "preset", lambda name, **_: copy.deepcopy(model))
-    monkeypatch.setattr(stopping, "PaperStopping", partial(PaperStopping, patience=4))
-    measured = stopping.on_graphs(task, seed=3, max_epochs=40, precision="32-true").runs(rule)
-    for by, run in enumerate(measured):
-        half = replace(task, val=[task.val[by]], test=[task.val[1 - by]])
-        selected = PaperStopping(4, rule)
-        seed_everything(3, verbose=False)
-        trainer = Trainer(
-            accelerator="cpu", max_epochs=40, callbacks=[selected], logger=False, enable_checkpointing=False
-        )
-        module, batches = Inductive(copy.deepcopy(model), half.objective), TaskData(half, batch_size=2)
-        trainer.fit(module, datamodule=batches)
-        (tested,) = trainer.test(module, datamodule=batches, verbose=False)
-        assert run.epochs == selected.epoch
-        assert (run.val, run.value) == pytest.approx((100 * selected.kept_score, 100 * tested["test_micro_f1"]))
-
-
 # Several processes --------------------------------------------------------------------------------------------------
 
 
@@ -418,83 +311,12 @@ def test_a_prediction_by_hand(scaling: ModuleType) -> None:
 
 
 @pytest.mark.weekly
-def test_predictions_obey_the_laws_of_scaling(scaling: ModuleType) -> None:
-    shape, rates = scaling.PRODUCTS, scaling.Rates(1e-5, 1e-7, 8000.0, 80.0)
-    free, cut = scaling.Net(*[scaling.Link(0.0, float("inf"))] * 2), scaling.Cut(0.3, 0.5, 1.2)
-    alone = scaling.full_batch(shape, rates, cut, scaling.ASSUMED, 1)
-    assert alone["seconds"] == 1e-5 * shape.nodes + 1e-7 * shape.edges and alone["bytes"] == 0
-    for W in scaling.RANKS:
-        assert scaling.full_batch(shape, rates, scaling.Cut(0.0, 0.0), free, W)["speed_up"] == pytest.approx(W)
-        assert scaling.ddp(0.1, 1e6, free, W)["speed_up"] == W
-        rows = [scaling.full_batch(shape, rates, replace(cut, factor=f), scaling.ASSUMED, W) for f in (0.1, 0.2, 0.3)]
-        assert rows == sorted(rows, key=lambda row: row["bytes"]) == sorted(rows, key=lambda row: row["seconds"])
-        assert rows[-1]["seconds"] > scaling.full_batch(shape, rates, cut, free, W)["seconds"]
-    assert scaling.Cut(9.0, 1.0).halo(shape, 2) == 1 and scaling.Cut(9.0, 1.0).halo(shape, 1024) < 51
-
-
-@pytest.mark.weekly
-def test_rates_and_cuts_of_a_table(scaling: ModuleType) -> None:
-    few, many = (scaling.Measured(E, 10 * 0.5 + E * 0.25, 10 * 64.0 + E * 16) for E in (20, 80))
-    rates = scaling.Rates.through(10, few, many)
-    assert (rates.row, rates.edge, rates.row_bytes, rates.edge_bytes) == pytest.approx((0.5, 0.25, 64, 16))
-    path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
-    assert scaling.cut(path, torch.tensor([0, 0, 1, 1]), 2) == {"parts": 2, "halo": 0.5, "skew": 1.0}
-    assert scaling.cut(path, torch.tensor([0, 1, 1, 1]), 2) == {"parts": 2, "halo": 0.5, "skew": 5 / 3}
-    rows = [{"parts": W, "halo": 0.5 * W**0.25, "skew": W / 8} for W in (2, 8, 16, 32)]
-    fit = scaling.Cut.through(rows)
-    assert (fit.factor, fit.power, fit.skew) == pytest.approx((0.5, 0.25, 2.0))
-
-
-def quick_process(*arguments: Any) -> None:
-    """A process of the benchmark, which compiles nothing."""
-    import scaling
-
-    without_kernels("the kernels are not the subject")
-    scaling.process(*arguments)
-
-
-@pytest.mark.weekly
-@pytest.mark.skipif(sys.platform != "linux", reason="gloo's rendezvous by a file, memory as Linux tells it")
-def test_two_processes_are_checked_measured_and_predicted(
-    scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(scaling, "WORLDS", (2,))
-    monkeypatch.setattr(scaling, "process", quick_process)
-    start_server()
-    out = tmp_path / "it.json"
-    assert scaling.main(["--scale=0.003", "--rounds=1", "--cut-edges", "8000", f"--out={out}"]) == 0
-    record = json.loads(out.read_text())
-    assert [(row["graph"], row["output"] < 1e-10) for row in record["checks"]] == [("cora", True), ("arxiv", True)]
-    assert (
-        record["measured"]["one_graph"]["bytes"] > 0
-        and len(record["at_two"]) == 3
-        and len(record["measured"]["cuts"]) == 6
-    )
-    assert [len(rows) for rows in record["predicted"]["assumed"].values()] == [24, 8]
-    assert "Full batch by two: " in capsys.readouterr().out
-
-
-@pytest.mark.weekly
 def test_processes_that_differ_have_no_times(
     scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scaling, "check", lambda scale: [{"output": 0.0, "loss": 0.0, "gradient": 1e-9}])
     assert scaling.main([f"--out={tmp_path}/it.json"]) == 1
     assert "measured" not in json.loads((tmp_path / "it.json").read_text())
-
-
-@pytest.mark.weekly
-def test_losses_are_compared_where_few_labels_are_positive(bench: ModuleType, tmp_path: Path) -> None:
-    import unbalanced
-
-    data, p = unbalanced.generated(3000, 0)
-    assert p.mean().item() == pytest.approx(0.02) and data.y.float().mean().item() == pytest.approx(0.02, abs=0.01)
-    arguments = ["--graphs=1", "--seeds=2", "--nodes=3000", "--max-epochs=2"]
-    assert unbalanced.main([*arguments, f"--out={tmp_path}/it.json"]) == 0
-    rows = json.loads((tmp_path / "it.json").read_text())["rows"]
-    best = rows["the generating probability"][0]["average_precision"]
-    assert len(rows) == 1 + len(unbalanced.REGRESSIONS) + len(unbalanced.LOSSES)
-    assert all(row["average_precision"] <= best for (row,) in rows.values())
 
 
 def test_steps_compares_the_layers_in_a_recipe(
@@ -518,17 +340,3 @@ def test_steps_compares_the_layers_in_a_recipe(
     monkeypatch.setattr(steps, "with_pyg", wrong)
     with pytest.raises(SystemExit, match=r"the networks differ by .* in float64, allowed 1e-8"):
         steps.main()
-
-
-@pytest.mark.weekly
-@pytest.mark.usefixtures("bench")
-def test_explanations_of_pygs_layers_are_ours(tmp_path: Path) -> None:
-    import explanations
-
-    arguments = ["--cases", "house", "--items=2", "--epochs=40", "--learnt=2", f"--out={tmp_path}/it.json"]
-    assert explanations.main(arguments) == 0
-    rows = {row["kind"]: row for row in json.loads((tmp_path / "it.json").read_text())["rows"]}
-    assert [*rows] == [*explanations.KINDS]
-    for kind, row in rows.items():
-        assert kind == "random" or (row["difference"] < 1e-5 and 0 <= row["auroc"] <= 1)
-        assert row["before"] > row["removed"] or kind != "occlusion"
