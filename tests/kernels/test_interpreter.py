@@ -27,8 +27,9 @@ from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph import cpu as structure
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
-from gat_pyg.kernels.cpu import cache, interpreter, rows
+from gat_pyg.kernels.cpu import cache, rows
 from gat_pyg.philox import keyed
+from tests import interpreter
 from tests.graphs import Graph
 from tests.laws import SIZES, assert_close
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
@@ -44,7 +45,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
     ran: set[str] = set()
 
     def begin() -> set[str]:
-        monkeypatch.setattr(interpreter, "INTERPRET", True)
+        monkeypatch.setattr(cache, "INTERPRETED", interpreter.interpreted)
         for module in MODULES:
             for name, value in [*vars(module).items()]:
                 if inspect.isfunction(getattr(value, "py_func", None)) and value in cache._LISTENER.kernels:

@@ -24,19 +24,13 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
-from . import interpreter
-
 log = logging.getLogger(__name__)
 
 if numba.config.DISABLE_JIT:
-    raise ImportError(
-        "NUMBA_DISABLE_JIT is set, and the CPU kernels need Numba's compiler. Unset it; GAT_PYG_INTERPRET=1 runs them "
-        "uncompiled."
-    )
+    raise ImportError("NUMBA_DISABLE_JIT is set, and the CPU kernels need Numba's compiler. Unset it.")
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-if interpreter.INTERPRET:
-    log.warning("GAT_PYG_INTERPRET is 1: the CPU kernels run uncompiled, which is about a thousand times slower")
+INTERPRETED: Callable[[Callable[..., Any]], Any] | None = None  # in place of Numba's compiler, as the tests have one
 REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg run `gat-pyg warm`."
 REASONS = {  # why compiled kernels on disk are not used -> the remedy
     "cannot be read": "Let the owner of the folder run `chmod -R go+rX` on it.",
@@ -54,13 +48,10 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it.
-
-    Nothing is compiled if `GAT_PYG_INTERPRET` is 1.
-    """
+    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
     digest_file(function)
-    if interpreter.INTERPRET:
-        return interpreter.interpreted(function)
+    if INTERPRETED is not None:
+        return INTERPRETED(function)
     kernel = njit(**OPTIONS)(function)
     try:
         kernel._cache = _Cache(function)  # the attribute that cache=True sets

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...graph.edges import Edges, Side
 from ...graph.memory import converted, elements, empty
 from ...graph.remembered import remembered
-from . import interpreter
+from . import cache
 from .cache import compiled
 from .draw import DRAWN
 from .vector import of_model
@@ -126,7 +126,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
     arrays = [elements(arg) if type(arg) is Tensor else arg for arg in args]  # valid as long as `args`
     chunks = bounds.size - 1
-    if threads == 1 or job.gathers < SMALL or interpreter.INTERPRET:
+    if threads == 1 or job.gathers < SMALL or cache.INTERPRETED is not None:
         buffers = _buffers(job, dtype)
         for model in range(models):
             kernel((0, chunks, model, models, buffers), *arrays)
@@ -155,7 +155,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
 def _buffers(job: Job, dtype: np.dtype[Any]) -> np.ndarray:
     """Room for a chunk: eight elements for each edge and lane."""
     buffers = np.empty((8, job.room), dtype)
-    if interpreter.INTERPRET:  # an element that is read before it is written
+    if cache.INTERPRETED is not None:  # an element that is read before it is written
         buffers.fill(np.nan)
     return buffers
 

@@ -1,6 +1,8 @@
 """CPU kernels run uncompiled, as Python on NumPy, so that a debugger steps through them and every access is checked.
 
-With `GAT_PYG_INTERPRET=1` all of them run so. The code of a kernel stays as it is; only its calls are replaced: steps
+    python -m tests.interpreter SCRIPT.py
+
+runs a script so, about a thousand times slower. The code of a kernel stays as it is; only its calls are replaced: steps
 by their Python functions, and the operations of `vector.py` and `draw.py`, which are instructions for LLVM, by the
 functions of the same names below. A load or store outside of an array raises IndexError with the names of kernel and
 array and the index; so does one outside of the model that the kernel is called for.
@@ -10,14 +12,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
+import runpy
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-INTERPRET = os.environ.get("GAT_PYG_INTERPRET") == "1"
+from gat_pyg.kernels.cpu import cache
 
 
 class Memory:
@@ -278,3 +281,9 @@ def draw(
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     word = np.stack([c0, c1, c2, c3][:words], 1).reshape(-1)
     store(keep, at, np.where(word >= np.uint64(threshold), keep.dtype.type(scale), keep.dtype.type(0)), None)
+
+
+if __name__ == "__main__":
+    cache.INTERPRETED = interpreted  # before the modules with kernels are imported
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
