@@ -32,9 +32,10 @@ import numpy as np
 import pandas as pd
 import scipy.io
 import scipy.sparse
+import torch
 
 from drawn_tables import KINDS, Case, Column, M, N, Rng, dates, labels, pick, write
-from gat_pyg.data import smiles, tables
+from gat_pyg.data import from_file, smiles, tables
 from gat_pyg.data.rows import read_rows
 from gat_pyg.tasks.preparation import Preparation
 
@@ -366,14 +367,10 @@ def later(r: Rng, k: int, folder: Path, form: str, later_form: str) -> Iterator[
                 return None, failed(error)
         return result, Outcome(warned={"": str(caught[0].message)} if caught else {})
 
+    are_alone = r.random() < 0.25  # embeddings of the ids are learnt
+    first = None if are_alone else saved(nodes, form, folder / "nodes")
     task, result = attempt(
-        lambda: tables(
-            saved(nodes, form, folder / "nodes"),
-            saved(edges, form, folder / "edges"),
-            target,
-            undirected=False,
-            **options,
-        )
+        lambda: tables(first, saved(edges, form, folder / "edges"), target, undirected=False, **options)
     )
     if task is None:
         yield label, "pairs", result
@@ -382,11 +379,10 @@ def later(r: Rng, k: int, folder: Path, form: str, later_form: str) -> Iterator[
 
     def read(rows: Any, name: str) -> tuple[Any, Outcome]:
         table = edges.iloc[rows].reset_index(drop=True)
-        tables = {
-            "nodes": saved(nodes, later_form, folder / f"{name}n"),
-            "edges": saved(table, later_form, folder / name),
-        }
-        found, result = attempt(lambda: read_rows(preparation, tables))
+        later = {"edges": saved(table, later_form, folder / name)}
+        if not are_alone:
+            later["nodes"] = saved(nodes, later_form, folder / f"{name}n")
+        found, result = attempt(lambda: read_rows(preparation, later))
         return (None if found is None else found.graphs[0]), result
 
     def compared(graph: Any, other: Any, rows: Any, result: Outcome) -> Outcome:
@@ -705,6 +701,66 @@ def matlab(r: Rng, k: int, folder: Path) -> tuple[str, Outcome]:
     return checked_graph(ages, truth, edges, label, lambda: tables(graph=folder / "g.mat", **options, **more))
 
 
+def arrays(r: Rng, k: int, folder: Path) -> tuple[str, Outcome]:
+    """Read arrays of numpy in `.npz` files, and in a folder."""
+    ages, y, edges = graph_of(r)
+    code = np.array([name == "yes" for name in y]).astype(int)
+    lost = r.random(N) < 0.2
+    x = np.stack([np.array(ages), r.normal(size=N)], 1)
+    both = np.concatenate([edges, edges[:, ::-1]]).T
+    unknown, gaps = np.where(lost, -1, code), np.where(lost, None, code.astype(str))
+    forms: list[tuple[str, dict[str, Any], Any]] = [
+        ("plain", {}, code),
+        ("labels as text", {"y": np.array(y)}, code),
+        ("labels as objects", {"y": np.array(y, object)}, code),
+        ("labels as bool", {"y": code == 1}, code),
+        ("labels as floats", {"y": code.astype("float32")}, code),
+        ("labels as uint8", {"y": code.astype("uint8")}, code),
+        ("labels as a column", {"y": code[:, None]}, code),
+        ("labels of 1 and 2", {"y": code + 1}, code),
+        ("-1 is unknown", {"y": unknown}, unknown),
+        ("NaN is unknown", {"y": np.where(lost, np.nan, code)}, unknown),
+        ("labels as text with -1", {"y": np.where(lost, "-1", code.astype(str))}, unknown),
+        ("labels as text, empty", {"y": np.where(lost, "", np.array(y))}, unknown),
+        ("objects with None", {"y": gaps}, unknown),
+        ("edges as columns", {"edge_index": both.T}, code),
+        ("edges from 1", {"edge_index": both + 1}, code),
+        ("edges as floats", {"edge_index": both.astype(float)}, code),
+        ("edges as uint64", {"edge_index": both.astype("uint64")}, code),
+        ("x as ints", {"x": x.round().astype("int16")}, code),
+        ("x as bool", {"x": x > 0}, code),
+        ("x with NaN", {"x": np.where(lost[:, None], np.nan, x)}, code),
+        ("x transposed", {"x": x.T}, code),
+        ("big endian", {"x": x.astype(">f8"), "edge_index": both.astype(">i4")}, code),
+    ]
+    label, changed_, truth = forms[k % len(forms)]
+    content = {"x": x, "edge_index": both, "y": code, **changed_}
+    path = folder / "graph.npz" if k // len(forms) % 2 == 0 else folder / "graph"
+    if path.suffix:
+        np.savez(path, **content)
+    else:
+        path.mkdir()
+        for key, value in content.items():
+            np.save(path / f"{key}.npy", value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            task = from_file(path, task="node_classification" if "floats" in label or "NaN is" in label else None)
+        except Exception as error:
+            return label, failed(error)
+    data, wrong = task.train[0], {}
+    if not np.array_equal(data.edge_index, both):
+        wrong["joins"] = "edge_index differs"
+    read = data.y.numpy() if data.y.dim() == 1 else data.y[:, 0].nan_to_num(-1).numpy()
+    if label == "labels of 1 and 2":
+        read = read - (2 in read)
+    if not np.array_equal(read, truth):
+        wrong["classes"] = f"y is {read[:5].tolist()}, in truth {truth[:5].tolist()}"
+    if not np.allclose(data.x.numpy(), np.asarray(content["x"], float), atol=1e-4):
+        wrong["features"] = "x differs"
+    return label, Outcome(wrong=wrong)
+
+
 def molecules(r: Rng, k: int, folder: Path) -> tuple[str, Outcome]:
     """Read a table of SMILES, its labels, and its rows again."""
     texts = [f"{'C' * n}{end}" for n in range(1, 11) for end in ("O", "N", "Br", "Cl")]
@@ -785,6 +841,13 @@ def molecules(r: Rng, k: int, folder: Path) -> tuple[str, Outcome]:
             wrong["joins"] = f"{name} is {read_names[:3]} in the names of rows, in truth {expected[:3]}"
     if kind == 7 and "split" not in said:
         wrong["features"] = "the column split is passed over without a word"
+    for row in r.integers(len(rows.graphs), size=3).tolist():
+        alone = frame[frame["smiles"] == rows.graphs[row].smiles].reset_index(drop=True)
+        if len(alone) == 1:
+            (graph,) = read_rows(Preparation(task.num_features, task.edge_dim, source=task.source), alone).graphs
+            pairs = [(graph[key].double(), rows.graphs[row][key].double()) for key in ("x", "edge_attr", "y")]
+            if not all(torch.allclose(one, other, equal_nan=True) for one, other in pairs):
+                wrong["features"] = f"{graph.smiles} alone differs"
     return label, Outcome(wrong=wrong)
 
 
@@ -804,6 +867,7 @@ RUNNERS: dict[str, Callable[[Rng, int, Path], tuple[str, Outcome]]] = {
     **{
         "changed later": changed,
         "two kinds": two_kinds,
+        "arrays": arrays,
         "programs": programs,
         "matrices": matlab,
         "molecules": molecules,
