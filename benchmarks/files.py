@@ -262,7 +262,8 @@ def outcome(case: Case, folder: Path) -> Outcome:
     if said and target and target in said and "classes" in wrong:
         warned["classes"] = wrong.pop("classes")
     ends = [name for name, c in columns.items() if c.kind in ("id", "src", "dst")]
-    if "joins" in wrong and all(re.search(rf"\b{re.escape(name)}\b", said) for name in ends):
+    is_named = all(re.search(rf"\b{re.escape(name)}\b", said) for name in ends)
+    if "joins" in wrong and (is_named or (not case.form.header and "header" in said)):
         warned["joins"] = wrong.pop("joins")
     unsaid = ""
     if case.spelling and case.spelling not in said + " ".join(task.notes):
