@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -98,8 +97,6 @@ def _vals(runs: Runs) -> dict[tuple[int, int | None], float]:
 
 def _score(runs: Runs, key: Literal["value", "val"]) -> str:
     """Return the mean ± std of a score."""
-    scores, metric = [*scores_of((line.result for line in runs.lines), key).values()], runs.lines[0].result.metric
-    if len(scores) == 1:
-        return metric_named(metric).text(*scores)
-    spread = metric_named(metric).spread(statistics.fmean(scores), statistics.stdev(scores))
-    return f"{spread} ({len(scores)} runs)"
+    scores = scores_of((line.result for line in runs.lines), key).values()
+    text = metric_named(runs.lines[0].result.metric).text(*scores)
+    return text if len(scores) == 1 else f"{text} ({len(scores)} runs)"

@@ -96,8 +96,7 @@ def _by_distances(data: Data) -> NDArray[np.float64]:
     """
     try:
         import networkx as nx
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import shortest_path
+        import scipy  # noqa: F401  # by kamada_kawai_layout
     except ImportError as error:
         raise ImportError(f"the positions of the nodes need SciPy: {EXTRA}") from error
     N, edges = int(data.num_nodes or 0), data.edge_index.cpu().clone().numpy()
@@ -106,7 +105,7 @@ def _by_distances(data: Data) -> NDArray[np.float64]:
     if N >= _LARGE:
         place = nx.spring_layout(graph, seed=0)
     else:
-        steps = shortest_path(csr_array((np.ones(edges.shape[1]), edges), (N, N)), directed=False, unweighted=True)
-        steps[np.isinf(steps)] = steps[np.isfinite(steps)].max() + 1
-        place = nx.kamada_kawai_layout(graph, {i: dict(enumerate(row)) for i, row in enumerate(steps.tolist())})
+        steps = dict(nx.all_pairs_shortest_path_length(graph))
+        apart = 1 + max(max(row.values()) for row in steps.values())
+        place = nx.kamada_kawai_layout(graph, {i: {**dict.fromkeys(range(N), apart), **steps[i]} for i in steps})
     return np.array([place[node] for node in range(N)])

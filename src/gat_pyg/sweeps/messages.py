@@ -207,10 +207,8 @@ def summary_of_all(
     """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below."""
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
-    mean, std = statistics.fmean(scores), statistics.stdev(scores)
     averaged = f"averaged prediction {metric.value(together)}"
-    spread = f"{styled(metric.spread(mean, std), BOLD)}{_beside(results[0], averaged, paper=paper)}"
-    validation = [result.val for result in results]
+    spread = f"{styled(metric.text(*scores), BOLD)}{_beside(results[0], averaged, paper=paper)}"
     seconds = statistics.fmean(result.seconds for result in results)
     last = sorted(result.epochs for result in results)
     span = f"{last[0]}" if last[0] == last[-1] else f"{last[0]} to {last[-1]}"
@@ -220,7 +218,7 @@ def summary_of_all(
     warning = f"{len(warnings)} of {n} runs {'is' if len(warnings) == 1 else 'are'} {warnings[0]}" if warnings else ""
     lines = {
         "epochs": f"{span} ({'; or '.join(ends)})" if last[-1] else "",
-        "validation": metric.spread(statistics.fmean(validation), statistics.stdev(validation)),
+        "validation": metric.text(*(result.val for result in results)),
         "uncertainty": "" if calibration is None else calibration.text(),
         "baselines": baselines_line(results[0].baselines, results[0].metric, settings),
         "warning": warning and styled(warning, RED),
@@ -235,8 +233,7 @@ def summary_of_all(
 def summary_of_splits(results: Sequence[Result]) -> str:
     """Return a line with the mean ± std of one configuration over splits and seeds, as the report shows it."""
     first, scores = results[0], [*scores_of(results).values()]
-    metric = metric_named(first.metric)
-    spread = metric.spread(statistics.fmean(scores), statistics.stdev(scores))
+    spread = metric_named(first.metric).text(*scores)
     splits, seeds = ({getattr(result, key) for result in results} for key in ("split", "seed"))
     each = f"{', the mean of' if first.study == ERRICA else ' and'} {len(seeds)} seed{'s' * (len(seeds) > 1)}"
     return f"{first.dataset}, {first.method}: test {spread} over {len(splits)} splits{each}"

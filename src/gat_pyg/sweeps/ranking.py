@@ -93,10 +93,7 @@ class Candidate(NamedTuple):
 
     def score(self, name: str) -> str:
         """Return `val` or `value` with its unit, of several runs as mean ± std."""
-        scores, metric = [getattr(result, name) for result in self.results], metric_named(self.results[0].metric)
-        if len(scores) == 1:
-            return metric.value(*scores)
-        return f"{statistics.fmean(scores):.{metric.digits}f} ± {metric.value(statistics.stdev(scores))}"
+        return metric_named(self.results[0].metric).value(*(getattr(result, name) for result in self.results))
 
 
 def best_settings(settings: Iterable[Setting]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +19,8 @@ class Metric:
     """A kind of score: its name in logs and results, the format of its values and its computation.
 
     Example:
-        >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731)
-        ('accuracy 83.1 %', 'micro-F1 0.973')
+        >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731), ACCURACY.value(82, 84)
+        ('accuracy 83.1 %', 'micro-F1 0.973', '83.0 ± 1.4 %')
     """
 
     name: str
@@ -33,17 +34,14 @@ class Metric:
         """Return the score, negated if lower is better, so that the best is the highest."""
         return -score if self.lower else score
 
-    def value(self, score: float) -> str:
-        """Return a score with its unit."""
-        return f"{score:.{self.digits}f}{self.unit}"
+    def value(self, *scores: float) -> str:
+        """Return a score, or the mean ± standard deviation of several, with the unit."""
+        spread = f" ± {statistics.stdev(scores):.{self.digits}f}" if len(scores) > 1 else ""
+        return f"{statistics.fmean(scores):.{self.digits}f}{spread}{self.unit}"
 
-    def text(self, score: float) -> str:
-        """Return a score with its title and unit."""
-        return f"{self.title} {self.value(score)}"
-
-    def spread(self, mean: float, std: float) -> str:
-        """Return a mean ± standard deviation with title and unit."""
-        return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
+    def text(self, *scores: float) -> str:
+        """Return the title and `value`."""
+        return f"{self.title} {self.value(*scores)}"
 
     def range(self, low: float, high: float) -> str:
         """Return two scores, or one if both look the same, with the unit, or the title if there is none.

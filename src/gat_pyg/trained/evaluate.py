@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,8 +45,7 @@ class Evaluation(NamedTuple):
         if len(lines) > 1:
             name = next(iter(self.averaged))
             values = [scores[name] for scores in self.scores.values()]
-            spread = metric_named(name, self.names).spread(statistics.fmean(values), statistics.stdev(values))
-            lines |= {"mean": spread, "averaged": self._text(self.averaged)}
+            lines |= {"mean": metric_named(name, self.names).text(*values), "averaged": self._text(self.averaged)}
         if self.uncertainty:
             lines["uncertainty"] = self.uncertainty
         return "\n".join(f"{line:<12}{text}" for line, text in lines.items())
