@@ -98,6 +98,7 @@ def hostile(folder: Path) -> dict[str, tuple[str, Any]]:
         "partial": {**NODES, "pre_transform": {"_target_": "payload.make", "_partial_": True}},
         "list": {**NODES, "transform": {**NODES, "transforms": [{"_target_": "payload.make"}]}},
         "reference": {"_target_": "${dataset.name}", "name": "payload.make"},
+        "escaped reference": {**NODES, "transform": r"\${oc.create:{_target_: payload.make}}"},
         "root": {"_target_": "torch_geometric.datasets.Planetoid", "root": str(folder / "data"), "name": "Cora"},
         "name": {"_target_": "gat_pyg.data.ogbn", "name": f"../../..{folder}/data"},
         "inner root": {
@@ -131,7 +132,7 @@ def test_a_received_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GAT_PYG_DATA", str(tmp_path / "mine"))
     marker, runs = tmp_path / "ran", trained(tmp_path)
-    refused = r"config\.yaml: [\w.]+ is .*, expected .*trust=True \(--trust in the command\)"
+    refused = r"config\.yaml(: [\w.]+ is| has a reference) .*, expected .*trust=True \(--trust in the command\)"
     for number, (name, (setting, value)) in enumerate(hostile(tmp_path).items()):
         for run, verbs in zip(runs, (FINISHED, UNFINISHED), strict=True):
             evil = sent(run, tmp_path / f"{run.name}-{number}", setting, value)

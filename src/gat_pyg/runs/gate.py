@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,23 +49,24 @@ def check_settings(values: Mapping[str, Any], file: Path) -> None:
         "If you trust its sender, pass trust=True (--trust in the command). For predictions and scores of a finished "
         "run, giving the data is enough."
     )
-    for name, target in _targets(values):
-        if not _may_be_built(target):
-            raise ValueError(f"{file}: {name} is {target}, expected one of {ALLOWED}. {allow}")
+    if "${" in json.dumps(values, default=str):  # would be resolved once more
+        raise ValueError(f"{file} has a reference within a text, expected values. {allow}")
     root = data_root().resolve()
-    for name, path in _written(values):
-        if not Path(path).expanduser().resolve().is_relative_to(root):
-            raise ValueError(f"{file}: {name} is {path}, expected a path in your data folder, {root}. {allow}")
+    for name, holder, key, value in _entries(values):
+        if key == "_target_" and value is not None and not _may_be_built(value):
+            raise ValueError(f"{file}: {name} is {value}, expected one of {ALLOWED}. {allow}")
+        is_written = name == "data_root" or (name.startswith("dataset.") and _may_be_written(holder, key, value))
+        if is_written and value is not None and not Path(value).expanduser().resolve().is_relative_to(root):
+            raise ValueError(f"{file}: {name} is {value}, expected a path in your data folder, {root}. {allow}")
 
 
-def _targets(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each `_target_` in nested settings, with its name."""
+def _entries(values: Any, name: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield each entry of nested settings: its name, what holds it, its key and its value."""
     items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
     for key, value in items:
         inner = f"{name}.{key}" if name else str(key)
-        if key == "_target_" and value is not None:
-            yield inner, value
-        yield from _targets(value, inner)
+        yield inner, values, key, value
+        yield from _entries(value, inner)
 
 
 def _may_be_built(target: Any) -> bool:
@@ -83,21 +85,10 @@ def _may_be_built(target: Any) -> bool:
     )
 
 
-def _written(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the folders to which data sets may be downloaded, and other texts of a data set that may be paths."""
-    if (root := values.get("data_root")) is not None:
-        yield "data_root", str(root)
-    todo = [("dataset", values.get("dataset"))]
-    while todo:
-        name, dataset = todo.pop()
-        if not isinstance(dataset, Mapping):
-            continue
-        reader = READERS.get(str(dataset.get("_target_")))
-        read = reader.paths if reader else ()  # the user's files
-        for key, value in dataset.items():
-            todo.append((f"{name}.{key}", value))
-            is_path = isinstance(value, str) and (
-                key == "root" or {"..", "~"} & {*Path(value).parts} or Path(value).is_absolute() or "://" in value
-            )
-            if is_path and key not in read:
-                yield f"{name}.{key}", value
+def _may_be_written(holder: Any, key: Any, value: Any) -> bool:
+    """Return True for a text of a data set's settings that may be a folder to download to; not for the user's files."""
+    reader = READERS.get(str(holder.get("_target_"))) if isinstance(holder, Mapping) else None
+    if not isinstance(value, str) or isinstance(holder, list) or (reader is not None and key in reader.paths):
+        return False
+    path = Path(value)
+    return key == "root" or bool({"..", "~"} & {*path.parts}) or path.is_absolute() or "://" in value

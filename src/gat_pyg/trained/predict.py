@@ -285,7 +285,8 @@ def table(
     if len(values) > 1:
         spread = values.std(0).cpu().numpy().T
         columns |= {f"{name}_std": column for name, column in zip(names, spread, strict=True)}
-    kept = _kept(rows, keep, [*rows.ids, *columns])
+    keep = [name for name in keep if name not in rows.ids]
+    kept = _kept(rows, keep, [*columns])
     frame = pd.DataFrame({**rows.ids, **{name: kept[name].iloc[rows.numbers].to_numpy() for name in keep}, **columns})
     if not rows.left_out:
         return frame
