@@ -18,7 +18,7 @@ from .wrapper import Wrapper
 
 MANY = 100  # different values of categories; a column with more of them is continuous
 LARGEST = 1000  # number of a category
-FEW = 4  # categories per column, on average, up to which a product with 0 and 1 is several times as fast as a gather
+FEW = 2  # categories per column, as of one-hot columns, up to which one product is much faster than a gather
 SAMPLE = 100_000  # evenly spaced rows from which means are computed
 INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "xavier_uniform": nn.init.xavier_uniform_,
