@@ -95,6 +95,7 @@ def test_the_split_by_scaffolds_is_deepchems() -> None:
     [
         ({"y": y()[:, 0]}, "y", {}, GraphTargets(1), None),
         ({"y": range(12)}, "y", {"task": "graph_regression"}, GraphTargets(1), None),
+        ({"y": [-1.0, 0.5, "?"] * 4}, "y", {"missing": ["?"]}, GraphTargets(1), None),  # -1 is a number, no label
         ({"y": ["on", "off", None] * 4}, "y", {"val": 3, "test": 2}, GraphLabels(2), ("off", "on")),
         ({"a": [0, 1, None] * 4, "b": [1, 0, 0] * 4}, ["a", "b"], {}, GraphMultiLabels(2), ("a", "b")),
         ({"a": [0, 1, None] * 4, "b": y()[:, 0]}, ["a", "b"], {}, GraphTargets(2), ("a", "b")),
@@ -105,7 +106,8 @@ def test_targets_show_the_task(columns: Any, target: Any, options: Any, objectiv
     assert type(task.objective) is type(objective)
     assert task.num_classes == objective.out_channels
     assert task.class_names == (coded or ("y",))
-    unknown = pd.DataFrame(columns)[[target] if isinstance(target, str) else target].isna().all(axis=1).sum()
+    known = pd.DataFrame(columns).replace("?", None)[[target] if isinstance(target, str) else target]
+    unknown = known.isna().all(axis=1).sum()
     assert sum(map(len, names(task))) == 12 - unknown
     assert [note for note in task.notes if note == "smiles: 4 of 12 molecules have no known y and are left out"] == [
         *task.notes

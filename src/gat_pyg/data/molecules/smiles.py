@@ -36,6 +36,7 @@ def smiles(
     target: str | Sequence[str] | None = None,
     smiles: str | None = None,
     invalid: Literal["error", "skip"] = "error",
+    missing: Sequence[Any] = (),
     val: int | None = None,
     test: int | None = None,
     seed: int = 0,
@@ -62,6 +63,7 @@ def smiles(
             unknown; molecules without any known target are left out.
         smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
         invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.
+        missing: values of targets that are unknown, such as "?".
         val, test, seed, folds, fold: arguments of a random split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
@@ -96,8 +98,9 @@ def smiles(
     smiles = _smiles_column(frame, smiles)
     targets = _target_columns(frame, target, smiles)
     goal = None if task is None else task.removeprefix("graph_")
-    labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
+    labels = Targets.fit(frame, targets, goal, missing=missing) if like is None else Targets.like(like, targets)
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
+    source |= {"missing": [*labels.missing]} if labels.missing else {}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
     frame, by_row, mols, _, notes = _read(frame, source)
     graphs = [*by_row.values()]
@@ -248,7 +251,7 @@ def _read(frame: Any, source: Mapping[str, Any]) -> _Read:
     frame = frame.iloc[[*graphs]]
     names, classes, goal = (source["target"][key] for key in ("names", "classes", "goal"))
     absent = {name: np.nan for name in names if name not in frame.columns}
-    y = Targets(names, classes)(frame.assign(**absent))
+    y = Targets(names, classes, source.get("missing", ()))(frame.assign(**absent))
     (y,) = objective_for([y], "graph", goal).convert([y], file)
     for graph, row in zip(graphs.values(), y.split(1), strict=True):
         graph.y = row

@@ -204,7 +204,8 @@ def _are_numbers(column: Column, goal: str | None) -> bool:
         question = _question(column, text, "expected a number" if numbers else "which may be a missing value")
         column.refuse(wrong, question)
     doubtful = {text for text in spelt if text[0].isalnum() and text.casefold() not in CLASSES}
-    if not others and "-1" in column.keys and {*column.keys} != {"-1", "1"}:
+    are_whole = all(number(text) % 1 == 0 for text in counts)
+    if not others and are_whole and "-1" in column.keys and {*column.keys} != {"-1", "1"}:
         doubtful = {column.texts[column.keys.index("-1")]}
     for text in doubtful:
         warnings.warn(
