@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from gat_pyg.runs.result import read
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.targets import GraphTargets
-from gat_pyg.trained.predict import predict
+from gat_pyg.trained.predict import predict, selected, table
+from gat_pyg.trained.trained import Trained
 
 BENZENES = ["c1ccccc1", "Cc1ccccc1", "Oc1ccccc1", "Nc1ccccc1", "Clc1ccccc1"]
 PYRIDINES = ["c1ccncc1", "Cc1ccncc1"]
@@ -219,3 +221,14 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     assert len(warned) == 1  # by the reader, which names the molecule; of graphs it is the encoder's
     with pytest.warns(UserWarning, match="not a category of training.* atomic_num of x has 1"):
         predict(result.run_dir, later.graphs)
+
+    source = {**(preparation.source or {}), "invalid": "skip"}
+    skipping = Trained(Path(), gat_pyg.load(result.run_dir, predictions=True), replace(preparation, source=source))
+    bad = pd.DataFrame({"smiles": ["CO", "C(C", "CC"], "id": [7, 8, 9], "lot": ["a", "b", "a"], "size": [1, 2, 2]})
+    bad.to_csv(tmp_path / "bad.csv", index=False)
+    with torch.no_grad(), pytest.warns(UserWarning, match="1 of 3 SMILES cannot be converted: row 3, "):
+        rows = table(skipping, selected(skipping, tmp_path / "bad.csv"), ["lot", "size"])
+    assert rows["row"].tolist() == [0, 1, 2] and rows["id"].tolist() == [7, 8, 9]
+    assert rows["lot"].tolist() == [*"aba"] and rows["size"].tolist() == [*"122"]  # as in the file
+    assert rows["logS"].isna().tolist() == [False, True, False]
+    assert rows["left_out"].fillna("").tolist() == ["", "'C(C' is no SMILES", ""]

@@ -159,10 +159,11 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     _warn_of_categories([*of.graphs.values()], source["categories"], file_of(table))
     ids: dict[str, Sequence[Any]] = {}
     for name in [name for name in table.columns if name not in (smiles, *source["target"]["names"])]:
-        column = Column(of.frame, name)
+        column = Column(table, name)
         are_texts = any(np.isnan(number(text)) for text in column.texts)
         if column.kind != "date" and column.texts and (are_texts or _are_ids(column)):
-            ids[name] = column.of_rows(presented(column.texts, table, name), None).tolist()
+            values = column.of_rows(presented(column.texts, table, name), None)
+            ids[name], table = values[[*of.graphs]].tolist(), table.assign(**{name: values.tolist()})
     ids[smiles] = [graph.smiles for graph in of.graphs.values()]
     return Rows([*of.graphs.values()], ids, table, [*of.graphs], of.reasons)
 
