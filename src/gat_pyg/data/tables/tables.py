@@ -240,13 +240,13 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
 
 def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return later tables by their kind: node, edge or pairs; and the user's frames among them."""
-    given: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     if isinstance(data, Mapping):
         known = {"nodes": "node", "edges": "edge", "pairs": "pairs"}
         if other := data.keys() - known.keys():
             raise ValueError(f"data has the key {min(other)}, expected some of {', '.join(known)}.")
-        given = {known[key]: table for key, table in data.items()}
-        return given, {key: table for key, table in given.items() if hasattr(table, "columns")}
+        selected = {known[key]: table for key, table in data.items()}
+        return selected, {key: table for key, table in selected.items() if hasattr(table, "columns")}
     several = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
     if len(several) == 1 and is_graph(several[0]):
         return {"edge": several[0]}, {}
@@ -266,8 +266,8 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict
             raise missing_column([frame], source["id"] if is_of_nodes else source["src"])
         tables[kind] = frame
         if hasattr(table, "columns"):
-            given[kind] = table
-    return tables, given
+            selected[kind] = table
+    return tables, selected
 
 
 # Labels and splits ----------------------------------------------------------------------------------------------------
