@@ -10,15 +10,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-
-from gat_pyg.data import digits
 
 
 @pytest.fixture
@@ -135,37 +132,6 @@ def test_a_wrong_way_of_another_library_is_left_out(
     assert "WRONG cora: pyg is wrong" in capsys.readouterr().out
 
 
-@pytest.mark.weekly
-def test_a_case_without_a_truth_does_not_end_the_table(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trusted = bench.trusted
-
-    def no_memory(problem: Any) -> dict[str, torch.Tensor]:
-        if problem.case.name == "cora":
-            raise torch.OutOfMemoryError("2 GiB")
-        return trusted(problem)
-
-    monkeypatch.setattr(bench, "trusted", no_memory)
-    status, record = run(bench, tmp_path, "cora", "citeseer")
-    assert status == 1 and record["wrong"] == ["cora: OutOfMemoryError: 2 GiB"]
-    assert {row["case"] for row in record["rows"]} == {"citeseer"} and len(record["rows"]) == 4
-
-
-@pytest.mark.weekly
-def test_an_interrupted_way_has_no_row(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(problem: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(bench.WAYS, "segment", interrupted)
-    monkeypatch.setattr(bench, "on_gpu", lambda device: True)  # then each way by itself
-    with pytest.raises(KeyboardInterrupt):
-        run(bench, tmp_path, "cora")
-    record = json.loads((tmp_path / "it.json").read_text())
-    assert [row["way"] for row in record["rows"]] == ["pyg", "auto"]
-    assert all(row["times_pyg"] > 0 for row in record["rows"])
-
-
 GPU = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
 shell = pytest.mark.skipif(not (shutil.which("bash") and shutil.which("timeout")), reason="needs bash and coreutils")
 
@@ -202,35 +168,6 @@ def test_a_call_on_a_gpu_runs_all_and_fails_where_one_does(
 
 
 @pytest.mark.weekly
-@shell
-def test_data_and_wheels_are_unpacked(tmp_path: Path) -> None:
-    data, wheels = tmp_path / "data", tmp_path / "wheels"
-    for folder in (data / "Planetoid", wheels, tmp_path / "PPI" / "raw"):
-        folder.mkdir(parents=True)
-    (data / "Planetoid" / "it").write_text("planetoid")
-    (tmp_path / "PPI" / "raw" / "it").write_text("ppi")
-    shutil.make_archive(str(data / "PPI"), "xztar", tmp_path, "PPI")
-    (wheels / "it.whl").write_text("")
-    script = f"""case "$*" in
-    *machine.py) echo box ;;
-    -c*unpack*) exec {sys.executable} "$@" ;;
-    *pip*) echo "installs $*" >&2 ;;
-    *attention.py*) cat $GAT_PYG_DATA/Planetoid/it $GAT_PYG_DATA/PPI/raw/it ;;
-    esac"""
-    call = [
-        "bash",
-        Path(__file__).parents[1] / "benchmarks" / "gpu.sh",
-        "attention",
-        "--wheels",
-        wheels,
-        "--data",
-        data,
-    ]
-    ran = subprocess.run(call, env=python(tmp_path, script), capture_output=True, text=True)
-    assert ran.returncode == 0 and "planetoidppi" in ran.stdout and f"{wheels}/it.whl" in ran.stderr
-
-
-@pytest.mark.weekly
 def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     script = Path(__file__).parents[1] / "benchmarks" / "attention.py"
@@ -242,50 +179,6 @@ def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "it.json").read_text())
     assert record["machine"] == "rehearsal" and record["wrong"] == []
     assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4,AHEAD=1"]
-
-
-@pytest.mark.weekly
-def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    benchmarks = str(Path(__file__).parents[1] / "benchmarks")
-    begin = f"import sys; sys.path.insert(0, {benchmarks!r}); import machine"
-    check = f"{begin}; from gat_pyg import data; data.planetoid.__wrapped__, data.ppi.__wrapped__"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-
-
-# Many seeds ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    import seeds
-
-    monkeypatch.setattr(seeds.citation, "planetoid", lambda name: replace(digits(), name=name))
-    return seeds
-
-
-def outcome(seeds: int, accuracy: float) -> dict[str, Any]:
-    return {"seeds": seeds, "seconds": 2.0 * seeds, "epochs": 9.0, "accuracies": [accuracy] * seeds, "peak_mib": 7.0}
-
-
-@pytest.mark.parametrize(("single", "status"), [(83.5, 0), (79.0, 1)])
-def test_a_way_with_another_accuracy_has_no_row(
-    many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, single: float, status: int
-) -> None:
-    def command(name: str, n: int, *how: str, device: torch.device) -> dict[str, Any]:
-        return outcome(n, 83.0 if "vectorize=on" in how else single)
-
-    monkeypatch.setattr(many, "command", command)
-    monkeypatch.setattr(many, "bare", lambda task, n, *limits: outcome(n, 84.0))
-    assert many.main([f"--out={tmp_path}/it.json"]) == status
-    record = json.loads((tmp_path / "it.json").read_text())
-    ways = {way: measured["seeds"] for way, measured in record["ways"].items() if "times" in measured}
-    expected = {"trained as one": 100, "one by one": 10, "bare loop, PyG's layer": 3}
-    assert ways == {way: n for way, n in expected.items() if way != "one by one" or status == 0}
-    assert record["wrong"] == ([] if status == 0 else ["one by one: 79.0 %"])
 
 
 # Several processes --------------------------------------------------------------------------------------------------
@@ -308,15 +201,6 @@ def test_a_prediction_by_hand(scaling: ModuleType) -> None:
     assert measured["bytes"] == sent and measured["memory"] == 50 * (50 + fetched) + 8 * 200
     assert measured["seconds"] == pytest.approx(1e-3 * (50 + fetched) + 1e-4 * 200 + talk)
     assert measured["speed_up"] == pytest.approx(0.14 / measured["seconds"])
-
-
-@pytest.mark.weekly
-def test_processes_that_differ_have_no_times(
-    scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(scaling, "check", lambda scale: [{"output": 0.0, "loss": 0.0, "gradient": 1e-9}])
-    assert scaling.main([f"--out={tmp_path}/it.json"]) == 1
-    assert "measured" not in json.loads((tmp_path / "it.json").read_text())
 
 
 def test_steps_compares_the_layers_in_a_recipe(
