@@ -24,6 +24,7 @@ import torch
 
 import gat_pyg
 import machine
+from gat_pyg.settings.conf import config_folder
 
 LAYERS = ("GATConv", "GATv2Conv", "TransformerConv")
 USER = 2000  # any other than root
@@ -79,7 +80,9 @@ def rows_of(layer: str) -> dict[str, dict[str, Any]]:
         folder = Path(name)
         folder.chmod(0o755)
         package = Path(str(gat_pyg.__file__)).parent
-        shutil.copytree(package, folder / "code" / "gat_pyg", ignore=shutil.ignore_patterns("__pycache__"))
+        copied = folder / "code" / "gat_pyg"
+        shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(config_folder(), copied / "conf", dirs_exist_ok=True)
         cold = folder / "cold"
         rows["cold"] = collect(start(layer, cold))
         rows["warm"] = collect(start(layer, cold))

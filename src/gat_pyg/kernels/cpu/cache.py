@@ -1,8 +1,13 @@
-"""Compilation of kernels by Numba when they are first called, and the cache of their machine code on disk."""
+"""Compilation of kernels by Numba when they are first called, and the cache of their machine code on disk.
+
+Numba's own cache does not do for three kinds of first calls. It numbers the files of a kernel, and two processes that
+compile at once, as ranks of a training do, may take one number for two signatures: the code of one then answers for
+the other. It reads only a folder that it can write to, so other users compile again what root has compiled for an
+image. And it compares the kernel's own file with the source, not those of the steps that the kernel is built from.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import glob
 import hashlib
@@ -13,8 +18,8 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import llvmlite
@@ -22,7 +27,7 @@ import numba
 import numpy
 from numba import njit
 from numba.core import event
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +44,17 @@ REASONS = {  # why compiled kernels on disk are not used -> the remedy
     "are damaged or compiled from other source code": "Let the owner of the folder run `gat-pyg warm`.",
 }
 VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
+FILES = sorted([*Path(__file__).parents[2].rglob("cpu*.py"), *Path(__file__).parent.glob("*.py")])  # of all kernels
+SOURCES = hashlib.sha256(b"\0".join(file.read_bytes() for file in FILES)).hexdigest()
 
 
 def inline(function: Callable[..., Any]) -> Any:
     """A step of a kernel, inlined: a call would count references to each of its arrays."""
-    digest_file(function)
     return njit(forceinline=True, **OPTIONS)(function)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
-    digest_file(function)
     if INTERPRETED is not None:
         return INTERPRETED(function)
     kernel = njit(**OPTIONS)(function)
@@ -62,70 +67,44 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 class _Files(IndexDataCacheFile):  # type: ignore[misc]
-    """One file per signature, named after it: a SHA-256 digest, then the pickled machine code.
+    """One file per signature and machine, named after both: a SHA-256 digest, then the pickled machine code.
 
-    Numba numbers the files and keeps an index of the numbers. Two processes that compile at once, as ranks of a
-    training do, may take the same number for different signatures, and the code of one may then answer for the other.
-
-    Machine code from a damaged file would crash the process or compute wrong numbers, so nothing is unpickled unless
-    the digest matches. The digest covers all sources of the kernel, the signature and the machine too: code for
-    anything else is rejected in the same way. It does not protect against another user, who can write a digest as well;
-    the permissions of the folder and of the file have to.
-
-    Files are written into one folder and may be read from several: root may have compiled for all users of an image.
-    Code that is there and cannot be used is compiled again, with a warning unless its file is replaced.
+    The digest covers the sources of all kernels, the versions, the signature and the machine too, so code that is
+    damaged or for anything else is never unpickled: it would crash the process or compute wrong numbers. It does not
+    protect against another user, who can write a digest as well; the permissions of the folder have to.
     """
 
-    sources: Callable[[], Any]
-    writable: bool
-    others: Sequence[str] = ()  # further folders to read from
+    folders: list[str]  # to read from
+    writable: bool  # the first of them
 
     def save(self, key: Any, data: Any) -> None:
-        _check_private(self._cache_path, os.stat(self._cache_path))
-        path, code = os.path.join(self._cache_path, self._name(key)), self._dump(data)
-        descriptor, temporary = tempfile.mkstemp(dir=self._cache_path, prefix=f"{os.path.basename(path)}.tmp.")
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(self._digest(key, code) + code)
-            os.chmod(temporary, 0o644)  # for other users of an image
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        code = self._dump(data)
+        with self._open_for_write(self._data_path(self._name(key))) as file:
+            file.write(self._digest(key, code) + code)
 
     def load(self, key: Any) -> Any:
-        unused: list[tuple[str, str]] = []  # warnings and their subjects
-        for folder in (self._cache_path, *self.others):
-            reason = ""
+        unused = []
+        for folder in self.folders:
+            path = os.path.join(folder, self._name(key))
             try:
-                with open(path := os.path.join(folder, self._name(key)), "rb") as file:
-                    _check_private(folder, os.stat(folder))
-                    _check_private(path, os.fstat(file.fileno()))
-                    content = file.read()
+                with open(path, "rb") as file:
+                    digest, code = file.read(32), file.read()
             except FileNotFoundError:
                 if glob.glob(f"{glob.escape(os.path.join(folder, self._stem(key)))}*.nbc"):
-                    reason = "are for another processor or other versions"
-            except OSError as error:
-                if error.strerror is None:
-                    unused.append((str(error), ""))
-                else:
-                    reason = "cannot be read"
+                    unused.append((folder, "are for another processor or other versions"))
+            except OSError:
+                unused.append((folder, "cannot be read"))
             else:
-                digest, code = content[:32], content[32:]
                 if digest == self._digest(key, code):
                     return pickle.loads(code)
-                if folder != self._cache_path or not self.writable:
-                    reason = "are damaged or compiled from other source code"
-            if reason:
-                text = f"compiled kernels in {folder} {reason}, so they are compiled again. {REASONS[reason]}"
-                unused.append((text, reason))
-        for warning in unused:
-            _warn(*warning)
+                if folder != self._cache_path or not self.writable:  # else the file is replaced
+                    unused.append((folder, "are damaged or compiled from other source code"))
+        for folder, reason in unused:
+            _warn(f"compiled kernels in {folder} {reason}, so they are compiled again. {REASONS[reason]}", reason)
         return None
 
     def _digest(self, key: Any, code: bytes) -> bytes:
-        return hashlib.sha256(repr((VERSIONS, OPTIONS, self.sources(), key)).encode() + code).digest()
+        return hashlib.sha256(repr((VERSIONS, OPTIONS, SOURCES, self._source_stamp, key)).encode() + code).digest()
 
     def _name(self, key: Any) -> str:
         return f"{self._stem(key)}{_short_hash(VERSIONS, OPTIONS, key[1])}.nbc"
@@ -139,61 +118,6 @@ def _short_hash(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
-def sources(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what a kernel is built from: the digest of each file, and the value of each constant.
-
-    The files are those of the kernel and of all functions that it calls, directly or not, in its own package. Numba
-    would look at the kernel's file alone, and run old machine code after an edit of a step in another file.
-    """
-    package = kernel.__module__.partition(".")[0]
-    functions, files, constants = [kernel], {}, {}
-    for function in functions:
-        files[function.__module__] = function.__globals__.get(_DIGEST) or digest_file(function)
-        for name in sorted(_names(function.__code__)):
-            value = function.__globals__.get(name)
-            value = getattr(value, "py_func", getattr(value, "_defn", value))  # function of a step or intrinsic
-            if isinstance(value, (int, float, str, bytes, tuple, numpy.generic)):
-                constants[f"{function.__module__}.{name}"] = repr(value)
-            elif isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package:
-                functions += [value] * (value not in functions)
-    return dict(sorted(files.items())), dict(sorted(constants.items()))
-
-
-def _names(code: CodeType) -> set[str]:
-    """The global names in a function and in those within it."""
-    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
-
-
-def digest_file(function: Any) -> str:
-    """Return the digest of the file that defines a function, and keep it in the function's module.
-
-    Called while the module is imported, so that an edit of the file while a process runs does not change it.
-    """
-    file = function.__code__.co_filename
-    linecache.checkcache(file)
-    source = "".join(linecache.getlines(file, function.__globals__))
-    digest = hashlib.sha256(source.encode()).hexdigest()
-    function.__globals__[_DIGEST] = digest
-    return digest
-
-
-_DIGEST = "__digest__"  # the name of the digest of a file among the globals of its module
-
-
-def _check_private(path: str, status: os.stat_result) -> None:
-    """Raise PermissionError if a user other than this one and root may have written to a file or folder."""
-    if sys.platform == "win32":  # has access control lists in place of owner ids and modes
-        return
-    if status.st_uid not in (os.geteuid(), 0):
-        reason, remedy = f"it belongs to user {status.st_uid}", "Set NUMBA_CACHE_DIR to a folder of your own."
-    elif status.st_mode & 0o022:
-        reason = f"other users can write to it (mode {status.st_mode & 0o7777:o})"
-        remedy = f"Run `chmod go-w {path}`, or set NUMBA_CACHE_DIR to a folder of your own."
-    else:
-        return
-    raise PermissionError(f"{path} is not used for compiled kernels because {reason}. {remedy}")
-
-
 _WARNED: set[str] = set()
 
 
@@ -204,59 +128,69 @@ def _warn(message: str, subject: str = "") -> None:
         log.warning(message)
 
 
-class _PrivateFolder:
-    """A mixin for Numba's locators, which try one folder after the other: skip those that other users can write to."""
+@functools.cache
+def _is_private(folder: str) -> bool:
+    """Return False, with a warning, if a user other than this one and root may have written to a folder."""
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        return isinstance(error, PermissionError) and bool(numba.config.CACHE_DIR)  # a named folder: `load` warns
+    if sys.platform == "win32":  # has access control lists in place of owner ids and modes
+        return True
+    if status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022:
+        return True
+    _warn(
+        f"{folder} is not used for compiled kernels because other users can write to it (owner {status.st_uid}, mode "
+        f"{status.st_mode & 0o7777:o}). Run `chmod go-w {folder}`, or set NUMBA_CACHE_DIR to a folder of your own."
+    )
+    return False
 
-    get_cache_path: Callable[[], str]
 
-    def ensure_cache_path(self) -> None:
-        folder = self.get_cache_path()
+@functools.cache
+def _is_writable(folder: str) -> bool:
+    """Return True if compiled kernels may be written to a folder, which is made if need be."""
+    try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
-        super().ensure_cache_path()  # type: ignore[misc]  # raises, without a warning, where we cannot write
-        try:
-            _check_private(folder, os.stat(folder))
-        except PermissionError as error:
-            _warn(str(error))
-            raise
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return _is_private(folder)
 
 
-class _ReadableFolder:
-    """A mixin for Numba's locators: find a folder that this user may only read, since root has written it."""
-
-    get_cache_path: Callable[[], str]
+class _AnyFolder:
+    """A mixin for Numba's locators: find a folder, whether it can be written to or not."""
 
     def ensure_cache_path(self) -> None:
-        try:
-            os.stat(os.path.join(self.get_cache_path(), ""))
-        except PermissionError:
-            if not isinstance(self, UserProvidedCacheLocator):  # a folder that someone has named: `load` warns
-                raise
+        """Leave the checks to `_is_writable` and `_is_private`."""
 
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes: ClassVar = [
-        type(locator.__name__, (mixin, locator), {})
-        for mixin in (_PrivateFolder, _ReadableFolder)
-        for locator in CompileResultCacheImpl._locator_classes
+    _locator_classes: ClassVar[list[Any]] = [
+        type(locator.__name__, (_AnyFolder, locator), {}) for locator in CompileResultCacheImpl._locator_classes
     ]
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
+    """Write to the first folder of Numba's that is writable and private, and read from all that are private."""
+
     _impl_class = _Implementation
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, None)
-        self._cache_file.sources = functools.cache(lambda: sources(function))
+        file = function.__code__.co_filename
+        locators = [kind.from_function(function, file) for kind in self._impl_class._locator_classes]
+        folders = [locator.get_cache_path() for locator in locators if locator is not None]
+        writable = next(filter(_is_writable, folders), None)
+        readable = list(filter(_is_private, folders))
+        if not readable:
+            raise RuntimeError(f"there is no folder for compiled kernels, neither of {', '.join(folders)}")
+        self.writable = writable is not None
+        path = self._cache_path = writable or readable[0]
+        linecache.checkcache(file)
+        source = "".join(linecache.getlines(file, function.__globals__))  # before an edit while the process runs
+        self._cache_file: Any = _Files(path, self._impl.filename_base, hashlib.sha256(source.encode()).hexdigest())
+        self._cache_file.folders = [path, *(folder for folder in readable if folder != path)]
         self._cache_file.writable = self.writable
-        kinds: Any = (kind for kind in self._impl_class._locator_classes if issubclass(kind, _ReadableFolder))
-        locators = (kind.from_function(function, function.__code__.co_filename) for kind in kinds)
-        folders = (locator.get_cache_path() for locator in locators if locator is not None)
-        self._cache_file.others = [folder for folder in folders if folder != self.cache_path]
-
-    @property
-    def writable(self) -> bool:
-        return isinstance(self._impl.locator, _PrivateFolder)
 
     def save_overload(self, signature: Any, data: Any) -> None:
         if not self.writable:
