@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
+from gat_pyg.paper.published import published
 from gat_pyg.report.cells import Table
 from gat_pyg.report.comparison import comparison_table
 from gat_pyg.report.formats import markdown_table
@@ -28,7 +29,6 @@ from gat_pyg.report.runs import Key, gathered, lines_of, shown
 from gat_pyg.report.strong import strong_table
 from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
 from gat_pyg.report.uncertainty import number_cell
-from gat_pyg.settings.published import published
 from gat_pyg.sweeps.grid import cells_of
 
 DOCS = Path(__file__).parent

@@ -27,7 +27,7 @@ IMPORTED = [
     "torch_geometric.nn",
     "torch_geometric.loader",
     "gat_pyg.attention.additive.cpu",
-    "gat_pyg.baselines.mlp",
+    "gat_pyg.models.baselines",
     "gat_pyg.data",
     "gat_pyg.distributed.halo",
     "gat_pyg.sweeps.search",

@@ -54,7 +54,7 @@ def answers() -> str:
         "  training.patience=100         epochs without improvement before the stop\n",
         "training.patience=100\n  epochs without improvement before the stop; null: max_epochs, of which",
         "  scheduler=linear   A line from training.lr to 0 over training.max_epochs\n",
-        "_target_: gat_pyg.baselines.gcn.GCN",
+        "_target_: gat_pyg.models.baselines.GCN",
         "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",
         "  gat-pyg predict RUN [DATA ...]    Return the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",

@@ -25,15 +25,15 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 import gat_pyg.graph.edges
 import gat_pyg.graph.memory
 from gat_pyg import GATConv
-from gat_pyg.baselines.chebyshev import scaled_laplacian
-from gat_pyg.baselines.gcn import normalised
-from gat_pyg.baselines.monet import coordinates
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph.adjacency import neighbourhoods, with_self_loops
 from gat_pyg.graph.edges import SPLIT, Edges, count_long
 from gat_pyg.graph.memory import load_cpu_kernels
 from gat_pyg.graph.remembered import _RESULTS, remembered
 from gat_pyg.graph.subgraph import first_edges, mask_to_index
+from gat_pyg.models.baselines import normalised
+from gat_pyg.paper.methods.chebyshev import scaled_laplacian
+from gat_pyg.paper.methods.monet import coordinates
 from gat_pyg.tasks.negatives import _non_links
 from tests.graphs import BIPARTITE, LOOPS, RANDOM, SQUARE, ZOO, Graph, random
 from tests.syncs import syncs

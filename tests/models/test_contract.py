@@ -12,13 +12,12 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from gat_pyg.baselines.chebyshev import Chebyshev
-from gat_pyg.baselines.gcn import GCN
-from gat_pyg.baselines.manireg import ManiReg
-from gat_pyg.baselines.mlp import MLP
-from gat_pyg.baselines.monet import MoNet
-from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.models import GAT, Encoded, LinkScores, Readout
+from gat_pyg.models.baselines import GCN, MLP
+from gat_pyg.paper.methods.chebyshev import Chebyshev
+from gat_pyg.paper.methods.manireg import ManiReg
+from gat_pyg.paper.methods.monet import MoNet
+from gat_pyg.paper.methods.semiemb import SemiEmb
 from gat_pyg.philox import keyed
 from gat_pyg.seeds.planning import trial
 from gat_pyg.seeds.stack import Stack

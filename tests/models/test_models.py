@@ -17,12 +17,12 @@ from torch_geometric.loader import NodeLoader
 import gat_pyg.attention.fused
 import gat_pyg.features
 from gat_pyg import GAT, attention_of
-from gat_pyg.conv.authors import AUTHORS, AuthorsConv
 from gat_pyg.conv.mechanisms import DotProduct, DynamicAttention
 from gat_pyg.distributed.halo import layers_of
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.graph.subgraph import receptive_field
+from gat_pyg.paper.authors import AUTHORS, AuthorsConv
 from gat_pyg.training import TorchSampler
 from tests.graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from tests.laws import assert_close

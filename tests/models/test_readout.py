@@ -79,7 +79,7 @@ def test_errors():
 
 def test_a_perceptron_is_pooled_before_the_head():
     data = labelled_graphs().train[0]
-    settings = {"_target_": "gat_pyg.baselines.mlp.MLP", "hidden_channels": 4, "num_layers": 1}
+    settings = {"_target_": "gat_pyg.models.baselines.MLP", "hidden_channels": 4, "num_layers": 1}
     factory = ModelFactory("model", {**settings, "readout": "sum", "head_layers": 2})
     factory.check()
     model: Any = build_model(factory, labelled_graphs()).model.eval()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task
+from gat_pyg.paper.published import published
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
 from gat_pyg.report.data_table import Counts, counted, data_notes, data_table, edges_note
@@ -30,7 +31,6 @@ from gat_pyg.report.significance import permutation_test
 from gat_pyg.report.tables import tables
 from gat_pyg.report.write import data_counts
 from gat_pyg.runs.result import Result
-from gat_pyg.settings.published import published
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from tests.report.samples import at, one, seeds, write_lines
 

@@ -66,7 +66,7 @@ NAMES = {
     "model=mlp +dataset.k=3": "mlp_digits",
     f"dataset._target_={SETS}.KarateClub": "gat_karateclub",
     "model=mlp model._target_=torch_geometric.nn.GCN": "pyg-gcn_digits",
-    "model=mlp model._target_=gat_pyg.baselines.gcn.GCN": "gcn_digits",
+    "model=mlp model._target_=gat_pyg.models.baselines.GCN": "gcn_digits",
     "loader=neighbor": "gat_digits_neighbor",
     "model.mechanism=dot": "gat_digits_dot",
     "~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct": "gat_digits_dotproduct",
@@ -85,5 +85,5 @@ def test_folder_is_named_after_method_and_dataset(command: Command):
 
 def test_a_replaced_model_does_not_keep_the_methods_name(command: Command):
     for own in ([], ["model.method=Mine"]):
-        command("model=gcn64", "model._target_=gat_pyg.baselines.gcn.GCN", *own, "training.max_epochs=1")
+        command("model=gcn64", "model._target_=gat_pyg.models.baselines.GCN", *own, "training.max_epochs=1")
     assert [one.method for one in read("outputs/results.jsonl")] == ["GCN", "Mine"]

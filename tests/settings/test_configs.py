@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from gat_pyg.data import Task, digits, from_dataset
+from gat_pyg.paper.published import as_published
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.runs.build import build_logger, build_model, build_module, build_task, build_trainer
 from gat_pyg.runs.defaults_by_data import suited
@@ -29,7 +30,6 @@ from gat_pyg.settings.conf import CHOICES, VERSION_BASE, check_names, config_fol
 from gat_pyg.settings.hashing import config_hash, flattened
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.settings.overrides import check_recipe, names_of, translated
-from gat_pyg.settings.published import as_published
 from gat_pyg.settings.settings import INTERNAL, Factory, Settings
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.links import LinkLabels

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..conv.authors import AuthorsConv
 from ..conv.base import AttentionConv
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
 from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
 from ..kernels.device import FILES, missing_reason
+from ..paper.authors import AuthorsConv
 from ..trained.export import Prepared
 from ..trained.trained import Trained
 

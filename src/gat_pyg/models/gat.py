@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import JumpingKnowledge, MessagePassing
 from torch_geometric.nn.resolver import activation_resolver
 
-from ..conv.authors import AUTHORS, AuthorsConv
 from ..conv.checks import check_names, check_probability
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
@@ -22,6 +21,7 @@ from ..features.dropout import dropout
 from ..features.linear import Linear
 from ..graph.layers import arguments, graph_norms, is_reversed, mixes_nodes
 from ..graph.subgraph import first_edges
+from ..paper.authors import AUTHORS, AuthorsConv
 from .block import Block, Graphs, build_norm, degrees_of, normalised
 from .mlp import head
 

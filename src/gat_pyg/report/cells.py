@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..settings.published import Printed
+from ..paper.published import Printed
 from ..tasks.metrics import metric_named
 from .runs import Runs
 from .significance import permutation_test

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..settings.published import published
+from ..paper.published import published
 from ..tasks.objective import SPLITS, any_known
 from ..tasks.task import Task
 from .cells import NAMES, NONE, Cell, Table

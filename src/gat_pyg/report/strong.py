@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..paper.published import STRONG, Printed, published
 from ..settings.hashing import flattened, learnt
 from ..settings.names import dataset_name
-from ..settings.published import STRONG, Printed, published
 from ..settings.settings import Settings
 from ..sweeps.grid import cells_of
 from .cells import NONE, Cell, Table, cost_cell, difference_cell, ours_cell, paper_cell, spread

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ..paper.published import published
 from ..runs.result import PACKAGES, SOURCE
-from ..settings.published import published
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from .cells import (
     NAMES,
@@ -154,7 +154,7 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
         notes=(
             *notes,
             f"As experiment=table{scores.number} has them, {scores.training}. What a method does otherwise than its "
-            "original is described in its file of gat_pyg/baselines.",
+            "original is described in its file of gat_pyg/paper/methods.",
             *_forms_notes(scores, runs),
             *_settings_notes(scores, runs),
             *_precision_notes(scores, runs),

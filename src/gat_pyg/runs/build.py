@@ -23,7 +23,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..baselines.mlp import MLP
 from ..data.arrays.from_pyg import from_dataset
 from ..data.arrays.series import the_graph
 from ..data.encodings import encoded
@@ -36,6 +35,7 @@ from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
+from ..models.baselines import MLP
 from ..models.encoders import Column, Encoder, columns_of, num_categories, num_unknown
 from ..models.gat import GAT
 from ..seeds.fitting import seeded

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
+from ..paper.published import as_published
 from ..runs.build import data_key, initial_model, read_task, with_loss
 from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
@@ -41,7 +42,6 @@ from ..runs.warm_start import warn_of_overlap, with_earlier_model
 from ..runs.workers import seed_processes
 from ..settings.errors import message
 from ..settings.overrides import check_recipe, names_of
-from ..settings.published import as_published
 from ..settings.settings import INTERNAL, Settings
 from ..tasks.task import Task
 from ..trained.load import load

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch_geometric.utils import is_undirected
 
+from ..paper.published import published
 from ..runs.folder import relative_path
 from ..runs.reference_scores import OneHot, has_baselines, is_missing
 from ..runs.result import ERRICA, Result, scores_of
-from ..settings.published import published
 from ..settings.settings import Settings, Split
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..features.dropout import dropout
-from ..graph.adjacency import neighbourhoods
-from ..graph.edges import Edges
-from ..philox import draw_seed, uniform
+from ...features.dropout import dropout
+from ...graph.adjacency import neighbourhoods
+from ...graph.edges import Edges
+from ...philox import draw_seed, uniform
 
 AGGREGATORS = ("gcn", "mean", "lstm", "pool")
 

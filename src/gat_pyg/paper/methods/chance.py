@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from ..philox import uniform
+from ...philox import uniform
 
 
 class Chance(nn.Module):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..features.linear import Linear
+from ...features.linear import Linear
 
 
 class ManiReg(nn.Module):

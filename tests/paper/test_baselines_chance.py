@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from gat_pyg.baselines.chance import Chance
+from gat_pyg.paper.methods.chance import Chance
 from gat_pyg.seeds.stack import Stack
 
 
@@ -25,7 +25,7 @@ def test_labels_have_the_frequencies_of_the_biases():
 
 def test_the_smallest_draw_gives_a_finite_logit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "gat_pyg.baselines.chance.uniform", lambda seed, rows, columns: torch.eye(rows, columns) * (1 - 2**-24)
+        "gat_pyg.paper.methods.chance.uniform", lambda seed, rows, columns: torch.eye(rows, columns) * (1 - 2**-24)
     )
     out = Chance(3).eval()(torch.zeros(5, 1))
     assert out.isfinite().all() and out[0].unique().numel() == 1 and out[1].unique().numel() == 2

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import get_laplacian, to_dense_adj
 
-from gat_pyg.baselines.deepwalk import DeepWalk
-from gat_pyg.baselines.ica import ICA
-from gat_pyg.baselines.lp import LP
-from gat_pyg.baselines.manireg import ManiReg
-from gat_pyg.baselines.planetoid import Planetoid
-from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import digits, planetoid
 from gat_pyg.data.named.raw import data_root
+from gat_pyg.paper.methods.deepwalk import DeepWalk
+from gat_pyg.paper.methods.ica import ICA
+from gat_pyg.paper.methods.lp import LP
+from gat_pyg.paper.methods.manireg import ManiReg
+from gat_pyg.paper.methods.planetoid import Planetoid
+from gat_pyg.paper.methods.semiemb import SemiEmb
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.settings.conf import VERSION_BASE, config_folder, instantiate
 from gat_pyg.tasks.model import Inputs

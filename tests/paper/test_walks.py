@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gat_pyg.baselines._walks import Walks, skip_gram_loss
+from gat_pyg.paper.methods._walks import Walks, skip_gram_loss
 from tests.graphs import SQUARE, Graph
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..features.dropout import dropout
-from ..features.linear import Linear
+from ...features.dropout import dropout
+from ...features.linear import Linear
 
 
 class SemiEmb(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from gat_pyg.baselines.pyg import GINE, PNA
+from gat_pyg.models.baselines import GINE, PNA
 from tests.graphs import LOOPS, RANDOM, Graph
 from tests.laws import assert_close
 

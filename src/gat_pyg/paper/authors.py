@@ -10,13 +10,13 @@ from torch.nn import Parameter
 
 from ..attention.additive import Additive
 from ..attention.operation import attend
+from ..conv.checks import check_layer
+from ..conv.mechanisms import MECHANISMS
 from ..features.dropout import dropout
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..graph.adjacency import neighbourhoods, with_self_loops
 from ..philox import drops
-from .checks import check_layer
-from .mechanisms import MECHANISMS
 
 AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # details of their code alone
 

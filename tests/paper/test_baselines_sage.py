@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import LSTMAggregation
 
-from gat_pyg.baselines import sage
-from gat_pyg.baselines.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
+from gat_pyg.paper.methods import sage
+from gat_pyg.paper.methods.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
 from gat_pyg.seeds.stack import Stack
 from tests.graphs import EMPTY, ISOLATED, NO_EDGES, RANDOM, SQUARE, STAR_IN, Graph, graph
 from tests.laws import assert_close, edges_of

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot
 from torch_geometric.utils import add_remaining_self_loops, degree
 
-from ..features.linear import Linear, linear
-from ..features.sparse import SparseFeatures, adjacency
-from ..graph.remembered import remembered
-from ._layers import Layers, widths
+from ...features.linear import Linear, linear
+from ...features.sparse import SparseFeatures, adjacency
+from ...graph.remembered import remembered
+from ...models.baselines import Layers, widths
 
 
 class MoNet(Layers):

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..features.dropout import dropout
-from ..features.linear import Linear
-from ..features.sparse import is_sparse_features
+from ...features.dropout import dropout
+from ...features.linear import Linear
+from ...features.sparse import is_sparse_features
 from ._walks import Walks, skip_gram_loss
 
 

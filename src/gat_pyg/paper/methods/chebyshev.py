@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import get_laplacian, remove_self_loops
 
-from ..features.linear import Linear, linear
-from ..features.sparse import SparseFeatures, adjacency
-from ..graph.remembered import remembered
-from ._layers import Layers, widths
+from ...features.linear import Linear, linear
+from ...features.sparse import SparseFeatures, adjacency
+from ...graph.remembered import remembered
+from ...models.baselines import Layers, widths
 
 
 class Chebyshev(Layers):

@@ -11,9 +11,9 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from .conf import CHOICES
-from .names import dataset_name
-from .settings import Settings
+from ..settings.conf import CHOICES
+from ..settings.names import dataset_name
+from ..settings.settings import Settings
 
 # Settings by which the methods of the paper's tables have several forms, and the stopping criterion
 VARIANTS = ("model.reproduction", "model.aggr", "model.order", "model.act", "training.criterion")

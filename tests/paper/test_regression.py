@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gat_pyg.baselines._regression import fit_logistic
+from gat_pyg.paper.methods._regression import fit_logistic
 
 
 @pytest.mark.parametrize("K", [2, 3])

@@ -14,10 +14,9 @@ from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, degree
 
-from gat_pyg.baselines.chebyshev import Chebyshev, scaled_laplacian
-from gat_pyg.baselines.gcn import GCN, normalised
-from gat_pyg.baselines.mlp import MLP
-from gat_pyg.baselines.monet import MoNet, coordinates
+from gat_pyg.models.baselines import GCN, MLP, normalised
+from gat_pyg.paper.methods.chebyshev import Chebyshev, scaled_laplacian
+from gat_pyg.paper.methods.monet import MoNet, coordinates
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
