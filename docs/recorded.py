@@ -25,10 +25,10 @@ from gat_pyg.report.cells import Table
 from gat_pyg.report.comparison import comparison_table
 from gat_pyg.report.formats import markdown_table
 from gat_pyg.report.general import Rows, general_table, rows_of
-from gat_pyg.report.runs import Key, gathered, lines_of, shown
 from gat_pyg.report.strong import strong_table
 from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
 from gat_pyg.report.uncertainty import number_cell
+from gat_pyg.runs.groups import Key, gathered, lines_of, shown
 from gat_pyg.sweeps.grid import cells_of
 
 DOCS = Path(__file__).parent

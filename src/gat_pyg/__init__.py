@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
-    from .report.best import best as best
+    from .sweeps.ranking import best as best
     from .trained.evaluate import evaluate as evaluate
     from .trained.explain import explain as explain
     from .trained.export import export as export
@@ -58,7 +58,7 @@ PUBLIC = {
     "accelerate": "conv",
     "attend": "attention",
     "attention_of": "models",
-    "best": "report.best",
+    "best": "sweeps.ranking",
     "calibration": "trained.uncertainty",
     "data": "data",
     "doctor": "command.doctor",

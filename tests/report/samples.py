@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg import GAT
-from gat_pyg.report.runs import Line
+from gat_pyg.runs.groups import Line
 from gat_pyg.runs.result import Result, append
 from tests.graphs import Graph
 

@@ -13,9 +13,9 @@ from scipy.special import stdtr
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.comparison import comparison_table, row_named
 from gat_pyg.report.general import rows_of
-from gat_pyg.report.runs import Runs, gathered
-from gat_pyg.report.significance import t_test
+from gat_pyg.runs.groups import Runs, gathered
 from gat_pyg.runs.result import ERRICA
+from gat_pyg.runs.significance import t_test
 from tests.report.samples import at, one, seeds, write_lines
 
 

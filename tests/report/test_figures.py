@@ -31,8 +31,7 @@ from gat_pyg.report.attended import UNKNOWN, Attended, colours, entropies, pairs
 from gat_pyg.report.canvas import ORANGE
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.page import attention_page
-from gat_pyg.report.positions import _tsne, graph_layout, tsne
-from gat_pyg.report.significance import permutation_test
+from gat_pyg.report.positions import _tsne, tsne
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model
@@ -402,8 +401,6 @@ def test_bad_input() -> None:
     [
         ("matplotlib", "figures need", lambda: attention_figure(model(), data_of(RANDOM))),
         ("sklearn", "the positions of the nodes need scikit-learn", lambda: attention_figure(model(), data_of(RANDOM))),
-        ("scipy", "the positions of the nodes need SciPy", lambda: graph_layout(data_of(RANDOM), None)),
-        ("scipy", "p-values need SciPy", lambda: permutation_test([1.0, 2.0], [3.0, 4.0])),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

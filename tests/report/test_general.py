@@ -12,11 +12,11 @@ from scipy import stats
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.general import columns_of, general_table, rows_of
-from gat_pyg.report.runs import Line, gathered
-from gat_pyg.report.significance import t_test_of
 from gat_pyg.report.strong import split_of
 from gat_pyg.report.tables import fits_paper, general_tables
+from gat_pyg.runs.groups import Line, gathered
 from gat_pyg.runs.result import ERRICA, Result
+from gat_pyg.runs.significance import t_test_of
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.sweeps.grid import cells_of
 from tests.report.samples import at, one, seeds, write_lines

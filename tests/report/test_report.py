@@ -26,11 +26,11 @@ from gat_pyg.report.__main__ import main
 from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
 from gat_pyg.report.data_table import Counts, counted, data_notes, data_table, edges_note
 from gat_pyg.report.formats import html, latex, latex_table, markdown
-from gat_pyg.report.runs import Key, Line, gathered, lines_of
-from gat_pyg.report.significance import permutation_test
 from gat_pyg.report.tables import tables
 from gat_pyg.report.write import data_counts
+from gat_pyg.runs.groups import Key, Line, gathered, lines_of
 from gat_pyg.runs.result import Result
+from gat_pyg.runs.significance import permutation_test
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from tests.report.samples import at, one, seeds, write_lines
 

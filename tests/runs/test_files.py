@@ -41,9 +41,9 @@ from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.report.general import rows_of
-from gat_pyg.report.runs import gathered
-from gat_pyg.report.runs import lines_of as report_lines
 from gat_pyg.runs.build import task_of
+from gat_pyg.runs.groups import gathered
+from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.reference_scores import Baselines
 from gat_pyg.runs.result import BASELINES, Result, read
 from gat_pyg.tasks.nodes import NodeLabels

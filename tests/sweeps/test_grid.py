@@ -14,8 +14,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from gat_pyg.report.general import rows_of
-from gat_pyg.report.runs import gathered
-from gat_pyg.report.runs import lines_of as report_lines
+from gat_pyg.runs.groups import gathered
+from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.result import read
 from tests.commands import STACKED, Command, graph_of, many_graphs, outside
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..paper.published import Printed
+from ..runs.groups import Runs
+from ..runs.significance import permutation_test
 from ..tasks.metrics import metric_named
-from .runs import Runs
-from .significance import permutation_test
 
 NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
 NONE = "—"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ..runs.significance import t_test
 from .cells import NONE, Cell, Table, difference_cell, ours_cell
 from .general import Rows, columns_of
-from .significance import t_test
 
 
 def row_named(rows: Rows, name: str) -> str:

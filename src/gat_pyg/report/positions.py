@@ -94,11 +94,8 @@ def _by_distances(data: Data) -> NDArray[np.float64]:
 
     The distance between two components is the largest distance within one, plus 1.
     """
-    try:
-        import networkx as nx
-        import scipy  # noqa: F401  # by kamada_kawai_layout
-    except ImportError as error:
-        raise ImportError(f"the positions of the nodes need SciPy: {EXTRA}") from error
+    import networkx as nx
+
     N, edges = int(data.num_nodes or 0), data.edge_index.cpu().clone().numpy()
     graph: Any = nx.Graph(edges.T.tolist())
     graph.add_nodes_from(range(N))

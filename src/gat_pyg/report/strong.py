@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..paper.published import STRONG, Printed, published
+from ..runs.groups import Key, Runs
+from ..runs.significance import t_test_of
 from ..settings.hashing import flattened, learnt
 from ..settings.names import dataset_name
 from ..settings.settings import Settings
 from ..sweeps.grid import cells_of
 from .cells import NONE, Cell, Table, cost_cell, difference_cell, ours_cell, paper_cell, spread
 from .general import Column, text_of
-from .runs import Key, Runs
-from .significance import t_test_of
 
 SHOWN = (  # settings
     *(f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "norm", "dropout")),

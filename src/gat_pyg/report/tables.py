@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..paper.published import published
+from ..runs.groups import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
 from ..runs.result import PACKAGES, SOURCE
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from .cells import (
@@ -28,7 +29,6 @@ from .cells import (
 from .comparison import comparison_table
 from .data_table import Counts, data_table, unknown_note
 from .general import general_table, rows_of
-from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
 from .strong import strong_table
 from .uncertainty import uncertainty_tables
 

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..runs.groups import Runs
 from ..trained.uncertainty import Calibration
 from .cells import NONE, Cell, Table
 from .general import Rows
-from .runs import Runs
 
 LEVEL = 0.9
 

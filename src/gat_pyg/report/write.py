@@ -11,6 +11,7 @@ from ..data.named.citation import planetoid
 from ..data.named.proteins import listed_links, ppi
 from ..files import write_whole
 from ..models.attention import attention_layers
+from ..runs.groups import Line, gathered, lines_of
 from ..settings.hashing import MODEL
 from ..trained.load import load
 from .cells import NAMES, Table
@@ -18,7 +19,6 @@ from .curves import scores_figure
 from .data_table import Counts, counted
 from .formats import csv_table, html, latex, latex_table, markdown
 from .general import rows_of
-from .runs import Line, gathered, lines_of
 from .tables import fits_paper, general_tables, strong_tables, tables
 
 DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex, "html": html}

@@ -1,27 +1,118 @@
-"""The end of a sweep: the best settings, how sure their order is, and the commands that train and compare them."""
+"""The best settings by validation, how sure their order is, and the commands that train and compare them."""
 
 from __future__ import annotations
 
 import math
-import statistics
+import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
 from ..runs.defaults_by_data import suited
+from ..runs.folder import relative_path
+from ..runs.groups import Line, Runs, gathered, lines_of, ranked
+from ..runs.reproduce import command_of
 from ..runs.result import Result, read
+from ..runs.significance import Significance, t_test
 from ..runs.warm_start import with_earlier_model
 from ..settings.overrides import ADDED, names_of, quoted, without_recipes
+from ..settings.rules import similar
 from ..settings.settings import Settings
 from ..tasks.metrics import metric_named
 
 SHOWN = 5  # settings in the message
 COMPARED = 3  # at least, by the command with other seeds
 SEEDS = 10  # of that command
+LEVEL = 0.05  # p-values below it distinguish two settings
 REPEATED = frozenset({"seed", "runs", "ckpt_path"})  # settings of a command that do not distinguish two settings
+
+
+class Best(NamedTuple):
+    """The settings with the best mean validation score on a data set, and the second best."""
+
+    runs: Runs
+    second: Runs | None
+    difference: Significance  # of the two validation scores
+    num_settings: int
+    left_out: int  # lines with another metric, split or content of the data
+    command: str | None  # that trains with these settings; None if they are not on disk any more
+    folder: Path
+
+    def __str__(self) -> str:
+        first = self.runs.lines[0].result
+        title, n = metric_named(first.metric).title, self.num_settings
+        which = "the only settings" if n == 1 else f"{n} settings, the best by validation {title}"
+        lines = {"data set": f"{first.dataset}: {which}"}
+        lines["best"] = f"{self.runs.method}, validation {_score(self.runs, 'val')}, test {_score(self.runs, 'value')}"
+        if self.second is not None:
+            lines["next"] = f"{self.second.method}, validation {_score(self.second, 'val')}; {self._sure()}"
+        if self.left_out:
+            lines["left out"] = f"{self.left_out} runs with another metric, split or content of the data"
+        lines["command"] = self.command or f"unknown: the settings were in {relative_path(self.folder)}/config.yaml"
+        lines["folder"] = relative_path(self.folder)
+        return "\n".join(f"{key:<12}{value}" for key, value in lines.items())
+
+    def _sure(self) -> str:
+        p, name = self.difference
+        if math.isnan(p):
+            return f"{name}: train both with runs=5 to see whether they differ"
+        text = "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+        return f"{text} ({name})" + ("" if p < LEVEL else ": they may well be equal")
+
+
+def best(dataset: str, results: str | Path = "outputs/results.jsonl", metric: str | None = None) -> Best:
+    """Return the settings that validation prefers among the runs on a data set, never by their test scores.
+
+    The best is the highest mean validation score over seeds and splits, or the lowest where lower is better. Compared
+    are the runs with the metric, split and content of the data of the newest one. How sure the order of the two best is
+    follows from a t-test of their validation scores (`gat_pyg.runs.significance.t_test`); it does not correct for the
+    number of settings that were tried.
+
+    Args:
+        dataset: its name in the results.
+        results: the file of results.
+        metric: metric of the runs to compare; by default the newest run's.
+
+    Raises:
+        FileNotFoundError, ValueError: if there is no such file, or no run on the data set or with the metric.
+
+    >>> best("cora", "nowhere.jsonl")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere.jsonl does not exist. Give the results.jsonl that a run appended to, ...
+    """
+    lines = lines_of(results)
+    its = [line for line in lines if line.result.dataset == dataset]
+    if not its:
+        names = sorted({line.result.dataset for line in lines})
+        raise ValueError(f"{results} has no run on {dataset}.{similar(dataset, names)}")
+    of_metric = [line for line in its if metric in (None, line.result.metric)]
+    if not of_metric:
+        names = sorted({line.result.metric for line in its})
+        raise ValueError(f"{results} has no run on {dataset} with metric={metric}, expected {' or '.join(names)}.")
+    newest = max(of_metric, key=lambda line: line.result.timestamp).result
+    same = [line for line in of_metric if (line.result.metric, line.result.data) == (newest.metric, newest.data)]
+    groups = [runs for groups in gathered(same).values() for runs in groups]
+    first, *others = ranked(groups)
+    second = others[0] if others else None
+    difference = Significance(math.nan, "") if second is None else t_test(first.vals, second.vals)
+    folders = [Path(line.result.run_dir) for line in first.lines]
+    command = command_of(folders[0], len({line.result.seed for line in first.lines}))
+    folder = Path(os.path.commonpath([path.absolute() for path in folders]))
+    return Best(first, second, difference, len(groups), len(its) - len(same), command, folder)
+
+
+def _score(runs: Runs, key: Literal["value", "val"]) -> str:
+    """Return the mean ± std of a score."""
+    scores = runs.values if key == "value" else [*runs.vals.values()]
+    text = metric_named(runs.lines[0].result.metric).text(*scores)
+    return text if len(scores) == 1 else f"{text} ({len(scores)} runs)"
+
+
+# The end of a sweep ---------------------------------------------------------------------------------------------------
 
 
 class Setting(NamedTuple):
@@ -75,25 +166,10 @@ class BestSettings(Callback):
 
 
 class Candidate(NamedTuple):
-    """Settings with the results of their runs."""
+    """Settings with their runs."""
 
     setting: Setting
-    results: Sequence[Result]
-
-    @property
-    def quality(self) -> float:
-        """The mean `Result.quality`."""
-        return statistics.fmean(result.quality for result in self.results)
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean; NaN for one run."""
-        scores = [result.val for result in self.results]
-        return statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
-
-    def score(self, name: str) -> str:
-        """Return `val` or `value` with its unit, of several runs as mean ± std."""
-        return metric_named(self.results[0].metric).value(*(getattr(result, name) for result in self.results))
+    runs: Runs
 
 
 def best_settings(settings: Iterable[Setting]) -> str:
@@ -106,13 +182,10 @@ def best_settings(settings: Iterable[Setting]) -> str:
 
 
 def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
-    runs_of: dict[str, dict[tuple[int, int], Result]] = {}
-    for result in results:  # of several runs of one seed, the last
-        if result.config_hash in by_hash and result.data == by_hash[result.config_hash].data:
-            runs_of.setdefault(result.config_hash, {})[result.split, result.seed] = result
-    candidates = [Candidate(by_hash[key], [*runs.values()]) for key, runs in runs_of.items()]
-    candidates = sorted(candidates, key=lambda candidate: -candidate.quality)
-    if len(candidates) < 2 or len({candidate.results[0].metric for candidate in candidates}) > 1:
+    its = [one for one in results if one.config_hash in by_hash and one.data == by_hash[one.config_hash].data]
+    groups = gathered(Line(result, "", 0) for result in its)
+    candidates = [Candidate(by_hash[runs.setting], runs) for runs in ranked(chain.from_iterable(groups.values()))]
+    if len(candidates) < 2 or len({key.metric for key in groups}) > 1:
         return ""
     best, *others = candidates
     common = {*best.setting.overrides}.intersection(*(candidate.setting.overrides for candidate in others))
@@ -120,21 +193,24 @@ def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
     def changes(candidate: Candidate) -> list[str]:
         return [text for text in candidate.setting.overrides if text not in common and not names_of([text]) & REPEATED]
 
-    metric, runs = metric_named(best.results[0].metric), len(best.results)
-    title = f"\n{len(candidates)} settings of {best.results[0].dataset}, the best first by validation {metric.title}"
+    metric, runs = metric_named(its[0].metric), len(best.runs.lines)
+    title = f"\n{len(candidates)} settings of {its[0].dataset}, the best first by validation {metric.title}"
     lines = [f"{title}{'' if runs == 1 else f', mean ± std over {runs} runs'}:"]
-    lines += [f"  {candidate.score('val'):<14}{' '.join(changes(candidate))}" for candidate in candidates[:SHOWN]]
+    lines += [f"  {metric.value(*one.runs.vals.values()):<14}{' '.join(changes(one))}" for one in candidates[:SHOWN]]
     lines += ["  ..."] * (len(candidates) > SHOWN)
-    equal = [candidate for candidate in others if not best.quality - candidate.quality > best.error]
+    equal = [other for other in others if not t_test(best.runs.vals, other.runs.vals).p < LEVEL]
     if runs == 1:
         lines.append("One run of each does not show whether close scores differ by the settings or by chance.")
     else:
-        number = {0: "No other is", 1: "One other is"}.get(len(equal), f"{len(equal)} others are")
-        lines.append(f"{number} within one standard error of the best, {metric.value(best.error)}.")
+        number = {0: "Every other is", 1: "All others but one are"}.get(len(equal), f"All others but {len(equal)} are")
+        lines.append(f"{number} significantly worse: p < {LEVEL} by a t-test of the validation scores.")
     if equal and "from" not in names_of(best.setting.overrides):  # which a table of methods refuses
         compared = [best, *equal][: COMPARED if runs == 1 else SHOWN]
         lines += [f"To compare {len(compared)} of them by other seeds:", f"  {_comparison(compared, changes)}"]
-    lines += [f"The best has test {metric.title} {best.score('value')}. To train it:", f"  {_command(best)}"]
+    lines += [
+        f"The best has test {metric.title} {metric.value(*best.runs.values)}. To train it:",
+        f"  {_command(best)}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -153,6 +229,6 @@ def _comparison(candidates: Sequence[Candidate], changes: Callable[[Candidate], 
     different = {text for candidate in candidates for text in changes(candidate)}
     common = [text for text in best.setting.overrides if not names_of([text]) & {*REPEATED, "model", "dataset"}]
     table = [f"methods=[{','.join(methods)}]", f"datasets=[{best.setting.dataset}]"]
-    seed = 1 + max(result.seed for candidate in candidates for result in candidate.results)
+    seed = 1 + max(line.result.seed for candidate in candidates for line in candidate.runs.lines)
     overrides = [*table, *(text for text in common if text not in different), f"seed={seed}", f"runs={SEEDS}"]
     return " ".join(["gat-pyg", *map(quoted, overrides)])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..runs.result import Result, read, scores_of
+from .result import Result, read, scores_of
 
 
 class Line(NamedTuple):
@@ -75,6 +75,11 @@ class Runs:
     def values(self) -> list[float]:
         """The test scores."""
         return [*self.scores.values()]
+
+    @property
+    def vals(self) -> dict[tuple[int, int | None], float]:
+        """The validation scores, likewise."""
+        return scores_of((line.result for line in self.lines), "val")
 
     @property
     def mean(self) -> float:
@@ -150,10 +155,14 @@ def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
     return {key: sorted(groups_of[key], key=lambda runs: runs.newest, reverse=True) for key in order}
 
 
+def ranked(groups: Iterable[Runs]) -> list[Runs]:
+    """Return groups of runs by their mean validation score, never by the test: the best first."""
+    return sorted(groups, key=lambda runs: runs.quality, reverse=True)
+
+
 def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
     """Return the newest group of each form of a row, the best mean validation score first."""
-    newest = [groups[0] for other, groups in runs.items() if other._replace(form="") == key]
-    return sorted(newest, key=lambda group: group.quality, reverse=True)
+    return ranked(groups[0] for other, groups in runs.items() if other._replace(form="") == key)
 
 
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import scipy  # which imports its parts when they are used
 from numpy.typing import NDArray
-
-from .attended import EXTRA
 
 RESAMPLES = 9_999  # of a permutation test; it is exact if there are no more permutations than these
 
@@ -34,9 +33,6 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
     distribution, whatever it is. Since the statistic is studentised, it is also asymptotically valid if only the means
     are equal. The result is NaN if a group has fewer than two runs or a score is NaN.
 
-    Raises:
-        ImportError: if SciPy is missing.
-
     >>> permutation_test([83.0, 83.4, 82.9], [81.0, 81.3, 80.8])
     0.1
     """
@@ -45,7 +41,7 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
     center = np.mean([*first, *second])
     # SciPy's two-sided p-value is twice that of the smaller tail, hence |t| and "greater"
     options = {"vectorized": True, "alternative": "greater", "n_resamples": resamples, "batch": 1000, "rng": 0}
-    result = _stats().permutation_test((np.array(first) - center, np.array(second) - center), _welch, **options)
+    result = scipy.stats.permutation_test((np.array(first) - center, np.array(second) - center), _welch, **options)
     return float(result.pvalue)
 
 
@@ -67,9 +63,6 @@ def t_test(x: Scores, y: Scores) -> Significance:
     """Return the two-sided t-test of the difference of the means of two groups of runs.
 
     It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
-
-    Raises:
-        ImportError: if SciPy is missing.
     """
     pairs = sorted(x.keys() & y.keys())
     if len(pairs) > 1:
@@ -84,8 +77,11 @@ def t_test(x: Scores, y: Scores) -> Significance:
         return Significance(math.nan, f"{name}: a score is NaN")
     if not any(map(_varies, samples)):
         return Significance(math.nan, f"{name}: nothing varies")
-    stats = _stats()
-    test = stats.ttest_1samp(samples[0], 0.0) if len(samples) == 1 else stats.ttest_ind(*samples, equal_var=False)
+    test = (
+        scipy.stats.ttest_1samp(samples[0], 0.0)
+        if len(samples) == 1
+        else scipy.stats.ttest_ind(*samples, equal_var=False)
+    )
     return Significance(float(test.pvalue), name)
 
 
@@ -100,17 +96,9 @@ def t_test_of(values: Sequence[float], mean: float, std: float, count: int) -> f
     if min(len(values), count) < 2 or not np.isfinite([*values, mean, std]).all():
         return math.nan
     x = np.array(values)
-    test = _stats().ttest_ind_from_stats(x.mean(), x.std(ddof=1), len(x), mean, std, count, equal_var=False)
+    test = scipy.stats.ttest_ind_from_stats(x.mean(), x.std(ddof=1), len(x), mean, std, count, equal_var=False)
     return float(test.pvalue)
 
 
 def _varies(values: NDArray[np.float64]) -> bool:
     return bool(np.ptp(values) > 1e-9 * max(1.0, float(abs(values).max())))
-
-
-def _stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise ImportError(f"p-values need SciPy: {EXTRA}") from error
-    return stats
