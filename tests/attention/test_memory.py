@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ LAYERS = [GATConv, GATv2Conv, TransformerConv]
 layers = pytest.mark.parametrize("layer", LAYERS)
 
 
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    """Of three heads of five channels, as in test_fused: their kernels are compiled for it already."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def parts(tensor: Tensor) -> list[Tensor]:
     """The tensors with memory that a tensor consists of."""
     if tensor.layout == torch.sparse_csr:
@@ -42,7 +51,7 @@ def parts(tensor: Tensor) -> list[Tensor]:
     ],
 )
 def test_nothing_of_a_callers_tensor_is_changed_or_marked(layer: Any, sparse: bool) -> None:
-    conv = layer(5, 4, heads=2, edge_dim=3, dropout=0.5, edge_dropout=0.2)
+    conv = layer(5, 5, heads=3, edge_dim=3, dropout=0.5, edge_dropout=0.2)
     x = torch.eye(40, 5) + torch.eye(40, 5).roll(1, 1)
     x = x.to_sparse_csr() if sparse else x.requires_grad_()
     edge_attr, edge_weight = torch.randn(300, 3, requires_grad=True), torch.rand(300, requires_grad=True)
@@ -67,7 +76,7 @@ def test_nothing_of_a_callers_tensor_is_changed_or_marked(layer: Any, sparse: bo
 @layers
 def test_memory_of_every_kind(layer: Any, tmp_path: Path) -> None:
     """Shared memory, files, read-only maps, odd addresses, negative bits."""
-    conv, x, index = layer(5, 4, heads=2, edge_dim=3), torch.randn(40, 5), RANDOM.index
+    conv, x, index = layer(5, 5, heads=3, edge_dim=3), torch.randn(40, 5), RANDOM.index
     edge_attr = torch.randn(300, 3)
     expected = conv(x, index, edge_attr)
     shared = copy.deepcopy(conv).share_memory()
@@ -79,9 +88,9 @@ def test_memory_of_every_kind(layer: Any, tmp_path: Path) -> None:
         np.save(tmp_path / name, tensor.numpy())
     maps = [torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c")) for name in ("x", "index", "attr")]
     assert torch.equal(conv(*maps), expected)
-    file = torch.from_file(str(tmp_path / "attr"), True, 900).view(300, 3).copy_(edge_attr)
+    file = torch.from_file(str(tmp_path / "attr"), True, 900, dtype=x.dtype).view(300, 3).copy_(edge_attr)
     assert torch.equal(conv(x, index, file), expected)
-    odd = torch.frombuffer(bytearray(b"." + edge_attr.numpy().tobytes()), dtype=torch.float32, offset=1).view(300, 3)
+    odd = torch.frombuffer(bytearray(b"." + edge_attr.numpy().tobytes()), dtype=x.dtype, offset=1).view(300, 3)
     odd_ids = torch.frombuffer(bytearray(b"." + index.numpy().tobytes()), dtype=torch.int64, offset=1).view(2, 300)
     assert torch.equal(conv(x, odd_ids, odd), expected)
     negative = torch.complex(torch.zeros(300, 3), -edge_attr).conj().imag
@@ -95,7 +104,7 @@ def check_shards(rank: int, world: int, file: str) -> None:
     whole_by = partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True)
     for layer in LAYERS:
         torch.manual_seed(0)
-        whole = layer(5, 4, heads=2, edge_dim=3)
+        whole = layer(5, 5, heads=3, edge_dim=3)
         inputs = [(torch.randn(40, 5), RANDOM.index.clone(), torch.randn(300, 3)) for _ in range(world)]
         for shard in (partial(fully_shard, mesh=mesh), whole_by):
             sharded = shard(copy.deepcopy(whole))

@@ -28,7 +28,7 @@ from tests.scores import ADDITIVE, CONSTANT, SCORES, call, leaves_of
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 both_layers = pytest.mark.parametrize("name", LAYERS)
-every_operand = pytest.mark.parametrize("names", [CONSTANT, "x score_src", *SCORES])
+every_operand = pytest.mark.parametrize("names", [CONSTANT, "x score_src score_dst", *SCORES])
 
 
 @pytest.fixture(autouse=True)

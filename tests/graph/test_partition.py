@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,9 +65,16 @@ def test_metis_cuts_few_edges_of_a_shuffled_grid(num_parts: int):
 
 @pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed")
 def test_a_large_graph_is_divided_alike_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    def run(command: list[Any], check: bool) -> None:
+        """Run a module as a process would, in this one, which has imported torch."""
+        assert command[:3] == [sys.executable, "-m", gat_pyg.graph.partition.__name__] and check
+        monkeypatch.setattr(sys, "argv", [str(part) for part in command[2:]])
+        runpy.run_path(gat_pyg.graph.partition.__file__, run_name="__main__")
+
     edge_index = shuffled_grid(20)
     here = partition(edge_index, 400, 5, "metis")
     monkeypatch.setattr("gat_pyg.graph.partition.LARGE", 0)
+    monkeypatch.setattr("gat_pyg.graph.partition.subprocess", SimpleNamespace(run=run))
     assert torch.equal(partition(edge_index, 400, 5, "metis"), here)
 
 

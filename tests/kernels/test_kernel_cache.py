@@ -269,9 +269,17 @@ def test_every_file_of_a_kernel_is_among_the_sources() -> None:
             assert {Path(step.__code__.co_filename) for step in steps} <= {*cache.FILES}
 
 
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64")  # and three heads of five channels: most kernels are those of test_fused
 def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any graph; the model, its hooks and gradients and torch's random numbers are not touched."""
-    lazy = GATConv(-1, 8, heads=8, dropout=0.5)
+    lazy = GATConv(-1, 5, heads=3, dropout=0.5)
     lazy.register_forward_hook(threading.Event().wait)  # a method of what cannot be copied
     lazy.register_full_backward_hook(lambda *_: pytest.fail("a hook was called"))
     before = torch.get_rng_state()
@@ -291,7 +299,7 @@ def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) ->
     assert {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels} == signatures
     monkeypatch.setattr(warming, "CONVS", (GATConv,))
     monkeypatch.setattr(warming, "OPTIONS", ({"dropout": 0.5},))
-    assert gat_pyg.warm_up(heads=8, channels=8)[1:3] == (0, 0)
+    assert gat_pyg.warm_up(heads=3, channels=5)[1:3] == (0, 0)
     with pytest.raises(ValueError, match="heads is 8 and channels is None, expected both"):
         gat_pyg.warm_up(heads=8)
     with pytest.raises(ValueError, match=r"Linear has no layer of gat_pyg, .* gat_pyg.accelerate\(model\) swaps"):

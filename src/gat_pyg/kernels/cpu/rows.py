@@ -181,7 +181,7 @@ def merge_sums(models: int, chunks: Chunks, row: int, *sums: Tensor) -> None:
 
 def tile_of(channels: int) -> tuple[int, ...]:
     """The features that are summed at once, as `width_of` reads it."""
-    return (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6)
+    return (0,) * next((power for power in (3, 4, 5) if 0 < channels <= 1 << power), 6)
 
 
 class Shape(NamedTuple):
