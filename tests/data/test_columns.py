@@ -16,8 +16,8 @@ import torch
 
 from gat_pyg.data import Task, from_pandas, tables
 from gat_pyg.data.rows import read_rows
-from gat_pyg.data.tables.cells import Column
-from gat_pyg.data.tables.columns import Features
+from gat_pyg.data.tables.columns import Column
+from gat_pyg.data.tables.features import Features
 from gat_pyg.data.tables.files import frame_of, read_table
 from gat_pyg.data.tables.split_columns import warn_of_splits
 from gat_pyg.data.tables.targets import Targets

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from gat_pyg.data import Task, from_pandas, tables
 from gat_pyg.data.reader import Rows
 from gat_pyg.data.rows import read_rows
-from gat_pyg.data.tables.columns import Features
+from gat_pyg.data.tables.features import Features
 from gat_pyg.data.tables.split_columns import masks_by_column, masks_by_time
 from gat_pyg.data.tables.targets import Targets
 from gat_pyg.tasks.objective import MASKS
@@ -267,6 +267,12 @@ def test_users_and_items_have_tables_of_their_own():
     rows = read_rows(stored(task), [users, items.iloc[::-1], ratings(), pd.DataFrame({"user": [3], "item": [39]})])
     assert rows.graphs[0].edge_label_index.tolist() == [[3], [20]]
     torch.testing.assert_close(rows.graphs[0].x[20:], x[20:].flip(0))
+    learnt = tables([users[["user"]], items[["item"]]], ratings(), bipartite=True)
+    later = [
+        read_rows(stored(learnt), {"nodes": nodes, "edges": ratings()}).graphs[0].edge_index
+        for nodes in ([users, items], [users.iloc[::-1], items.iloc[::-1]])
+    ]
+    assert torch.equal(*later)
     churn = tables([users.assign(churn=["yes", "no"] * 10), items], ratings(), "user.churn", bipartite=True)
     assert int((churn.train[0].y >= 0).sum()) == 20
 

@@ -12,7 +12,7 @@ from ..tasks.preparation import Preparation
 from .arrays.from_pyg import FILES
 from .molecules.smiles import MOLECULES
 from .reader import Reader, Rows
-from .tables.tables import TABLES
+from .tables.later import TABLES
 
 READERS = {name: reader for reader in (FILES, TABLES, MOLECULES) for name in reader.targets}
 

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_undirected
 
 from ..data.rows import column_name, reader_of
-from ..data.tables.columns import text_of, width
+from ..data.tables.features import text_of, width
 from ..data.tables.graph import DEGREES
 from ..files import needs
 from ..graph.subgraph import receptive_field

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
 
@@ -20,11 +19,10 @@ from ...tasks.task import Task
 from ..arrays.from_pyg import from_dataset, name_of_file
 from ..reader import Reader, Rows
 from ..splits import check_classes, masks_by_group
-from ..tables.cells import Column, number
-from ..tables.columns import missing_column
-from ..tables.files import file_of, named, read_table, where
-from ..tables.ids import presented
-from ..tables.split_columns import masks_by_column, masks_by_time, warn_of_splits
+from ..tables.columns import Column, number
+from ..tables.files import check_columns, file_of, named, read_table, where
+from ..tables.graph import presented
+from ..tables.split_columns import masks_of_rows, warn_of_splits
 from ..tables.targets import Targets
 
 NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi", "structure", "molecule", "mol")  # of the column
@@ -112,16 +110,12 @@ def smiles(
         notes.append(f"{file_of(frame)}: {without} and are left out")
     frame, graphs = frame[known], [graph for graph, is_known in zip(graphs, known, strict=True) if is_known]
     name, every = name_of_file(source["path"] or "smiles"), torch.ones(len(graphs), dtype=torch.bool)
-    masks: dict[str, Tensor] = {}
-    drawn: tuple[str, ...] = ("column", "time", "scaffold")
     if not (column or time or scaffold or folds):
         used = (smiles, *targets)
         warn_of_splits(frame, [name for name in frame.columns if name not in used], "The split is random instead")
-    if column is not None:
-        masks, drawn = masks_by_column(frame, column, every, val, seed)
-    elif time is not None:
-        masks, drawn = masks_by_time(frame, time, every, val, test)
-    elif scaffold:
+    masks, drawn = masks_of_rows(frame, every, column, time, val, test, seed)
+    drawn = drawn or ("column", "time", "scaffold")
+    if scaffold:
         groups = scaffolds(mols[graph.smiles] for graph in graphs)
         masks, drawn = masks_by_group(groups, val, test, name), ("scaffold", "val", "test")
     for key, mask in masks.items():
@@ -192,8 +186,7 @@ def _path(path: Any) -> Any:
 def _smiles_column(frame: Any, column: str | None) -> str:
     """Return the column of SMILES: `column`, or the first with one of the usual names."""
     if column is not None:
-        if column not in frame.columns:
-            raise missing_column([frame], column)
+        check_columns([frame], [column])
         return column
     columns = [str(name) for name in frame.columns]
     for usual in NAMES:
@@ -218,9 +211,7 @@ def _target_columns(frame: Any, target: str | Sequence[str] | None, smiles: str)
             f"{file_of(frame)}: no column is to be predicted. Choose dataset.target=NAME or dataset.target=[NAME,NAME] "
             f"from its columns: {others}."
         )
-    for name in targets:
-        if name not in frame.columns:
-            raise missing_column([frame], name)
+    check_columns([frame], targets)
     return targets
 
 

@@ -1,162 +1,232 @@
-"""Columns of tables as features, by encodings that are fitted on training rows once and are plain data."""
+"""Columns of a table: each cell by itself as text, number or date, and the type that the cells of some rows show."""
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Sequence
+from decimal import Context
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...files import needs
-from .cells import FORMS, MISSING, Column, is_ambiguous, is_code, is_date_like, number, parsed
-from .files import file_of, refuse
+from .files import file_of, refuse, shown
 
+MISSING = frozenset(  # spellings of a missing number or date, in small letters
+    (
+        *("?", "??", "-", "--", "---", ".", "..", "\\n", "na", "n.a.", "n.a", "n/a", "#n/a", "#na", "<na>"),
+        *("nan", "-nan", "nat", "nil", "null", "(null)", "<null>", "none", "(none)", "unknown", "missing", "undefined"),
+    )
+)
+FORMS = (  # of dates, as pandas.to_datetime takes them
+    *("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    *(f"{day}/%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in ("%d/%m", "%m/%d")),
+)
+_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
+_GROUPS = re.compile(r"[-+]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")  # 1,234.5
+_COMMA = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+([eE][-+]?[0-9]+)?")  # 1234,5 and 1.234,5
+_EITHER = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")  # 1,234
+_CODE = re.compile(r"[-+]?0[0-9]+")
+_YEAR = "([0-9]{4}|[0-9]{2})"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_DATE = re.compile(
+    r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
+    rf"([0-9]{{1,2}}([-./ ])[0-9]{{1,2}}\2{_YEAR}|[0-9]{{4}}([-./ ])[0-9]{{1,2}}\4[0-9]{{1,2}}|"
+    rf"{_MONTH}[ -][0-9]{{1,2}},?[ -]{_YEAR}|[0-9]{{1,2}}\.?[ -]?{_MONTH},?[ -]?{_YEAR})([ T,].*)?",
+    re.IGNORECASE,
+)
+_EXACT = Context(prec=10_000)
+_FORMULA = re.compile(r"=[^=]*[A-Za-z]+[$(0-9]|#(REF|DIV/0|VALUE|NAME|NUM|NULL)[!?]")
 MOST = 100  # categories of a column that get a feature each
-TAIL = 10  # standard deviations from the mean to a number above which the column's logarithms are standardised
 FEW = 20  # distinct numbers of a column that may be categories
 ALMOST = 0.9  # share of numbers or dates in a column, above which another text is an error
-_LARGEST = float(np.finfo(np.float32).max)
-_FORMULA = re.compile(r"=[^=]*[A-Za-z]+[$(0-9]|#(REF|DIV/0|VALUE|NAME|NUM|NULL)[!?]")
 
 
-class Features:
-    """The features of a table's rows, in the form of `Preparation.source`.
+def point(text: str, commas: bool = False) -> str:
+    """Return a number with a decimal comma or groups of digits as one with a point, another text as it is.
 
-    The training rows decide once if a column has numbers, dates or categories. A number is standardised by their mean
-    and standard deviation; where it is missing, by their median, and a further feature is 1 if training rows lack it
-    too. A column with a training row that is more than 10 standard deviations from the mean, such as amounts of money,
-    is replaced by its logarithm, log(1 + abs(v)) with the sign of v. A date is the number of its days. A category is 1
-    in the feature of its own, and 0 in all if it is none of training; numbers among categories are compared by value.
+    `1,234` may be either: it has a decimal comma if `commas`, which is so in files whose separator is no comma.
+
+    >>> [point(text) for text in ("2,5", "1.234,56", "1,234.56", "1,234", "1,2,3")]
+    ['2.5', '1234.56', '1234.56', '1,234', '1,2,3']
+    """
+    if "," not in text:
+        return text
+    if _GROUPS.fullmatch(text) and ("." in text or text.count(",") > 1):
+        return text.replace(",", "")
+    if _COMMA.fullmatch(text) and (commas or not _EITHER.fullmatch(text)):
+        return text.replace(".", "").replace(",", ".")
+    return text
+
+
+def number(text: str) -> float:
+    """Return the number that a text is, else NaN; whole numbers with leading zeros are codes.
+
+    >>> number("+1.5e3"), number("007"), number("1_000"), number("inf")
+    (1500.0, nan, nan, inf)
+    """
+    try:
+        return float("nan" if "_" in text or _CODE.fullmatch(text) else text)
+    except ValueError:
+        return float("nan")
+
+
+def key(text: str) -> str:
+    """Return the text by which categories, classes and listed values are compared: the value of a number.
+
+    >>> [key(text) for text in ("1.50", "+5", "1e3", "-0.0", "12345678901234567890.10", "007", "TRUE", "b")]
+    ['1.5', '5', '1000', '0', '12345678901234567890.1', '007', 'True', 'b']
+    """
+    if text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0"):
+        return text
+    if _NUMBER.fullmatch(text):
+        value = _EXACT.create_decimal(text).normalize(_EXACT)
+        return "0" if not value else format(value, "f") if abs(value.adjusted()) < 40 else str(value)
+    return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def is_code(text: str) -> bool:
+    """Return True for a whole number with leading zeros, such as a postcode.
+
+    >>> is_code("007"), is_code("70")
+    (True, False)
+    """
+    return _CODE.fullmatch(text) is not None
+
+
+def is_ambiguous(text: str) -> bool:
+    """Return True for a number whose comma is decimal or divides groups of digits.
+
+    >>> is_ambiguous("1,250"), is_ambiguous("0,250")
+    (True, False)
+    """
+    return _EITHER.fullmatch(text) is not None
+
+
+def is_date_like(text: str) -> bool:
+    """Return True for a text that seems to be a date.
+
+    >>> [is_date_like(text) for text in ("31.12.21", "Feb 3, 2021", "3-Feb-21 10:00", "192.168.0.1", "1.2.3")]
+    [True, True, True, False, False]
+    """
+    return _DATE.fullmatch(text) is not None
+
+
+class Column:
+    """A column of a table: the distinct cells as text, and numbers or dates of all rows.
 
     Args:
-        columns: the encoding of each column, as `fit` makes it.
-        left_out: the columns that `fit` left out, with the reasons.
+        frame: a table of `gat_pyg.data.tables.files`.
+        name: the column.
         missing: further values that are missing.
-        spellings: how often `fit` has read a text as a missing number, by column and text.
 
     Example:
         >>> import pandas as pd
-        >>> frame = pd.DataFrame({"amount": ["1.0", "3.0", "?"], "city": ["Oslo", "Rome", "Oslo"]})
-        >>> features = Features.fit(frame, ["amount", "city"], np.array([True, True, False]))
-        >>> features(frame)
-        tensor([[-1.,  1.,  0.],
-                [ 1.,  0.,  1.],
-                [ 0.,  1.,  0.]])
+        >>> column = Column(pd.DataFrame({"a": ["2,5", "?", None, "2.50"]}), "a")
+        >>> column.numbers, column.texts, column.keys
+        (array([2.5, nan, nan, 2.5]), ['2.5', '?', '2.50'], ['2.5', '?', '2.5'])
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, dict[str, Any]],
-        left_out: dict[str, str] | None = None,
-        missing: Collection[Any] = (),
-        spellings: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> None:
-        self.columns, self.left_out, self.missing, self.spellings = columns, left_out or {}, missing, spellings or {}
+    def __init__(self, frame: Any, name: str, missing: Collection[Any] = ()) -> None:
+        self.frame, self.name, self._series = frame, name, frame[name]
+        kind = self._series.dtype.kind
+        self.kind = "number" if kind in "iuf" else "date" if kind == "M" else "text"
+        self.is_category = name in frame.attrs.get("categories", ())
+        self._missing = {key(str(value)) for value in missing}
 
-    @classmethod
-    def fit(
-        cls,
-        frame: Any,
-        names: Sequence[str],
-        rows: Any,
-        categories: Collection[str] = (),
-        missing: Collection[Any] = (),
-    ) -> Features:
-        """Return the features of some columns, fitted on the training `rows`, a mask over the table.
-
-        Columns without values or with one value only are left out, and texts that are rarely the same, as names.
-
-        Raises:
-            ValueError: for a formula, the header again, an infinite number, few other texts among numbers or dates, or
-                dates that may begin with the day or the month.
-        """
-        columns, left_out, spellings = {}, {}, {}
-        for name in names:
-            column = Column(frame, name, missing)
-            check_cells(column)
-            kind, form = kind_of(column, rows, name in categories)
-            encoding = _categories(column, rows) if kind == "category" else _scale(column, rows, kind, form)
-            if isinstance(encoding, str):
-                left_out[name] = encoding
-                continue
-            gaps = column.codes < 0 if kind == "category" else ~column.known
-            columns[name] = encoding | {"missing": float(np.mean(gaps[rows]))}
-            if kind != "category":
-                every = column.counts(slice(None)) if column.kind == "text" else {}
-                spellings[name] = {text: count for text, count in every.items() if text.casefold() in MISSING}
-        return cls(columns, left_out, missing, {name: texts for name, texts in spellings.items() if texts})
+    @cached_property
+    def _distinct(self) -> tuple[Any, list[str]]:
+        codes, values = needs("pandas", "tables").factorize(self._series)
+        commas = self.frame.attrs.get("commas", False)
+        place: dict[str, int] = {}
+        places = [
+            place.setdefault(text, len(place)) if text and not (self._missing and key(text) in self._missing) else -1
+            for text in (_text(value, commas) for value in values.tolist())
+        ]
+        return np.array([*places, -1])[codes], [*place]
 
     @property
-    def size(self) -> int:
-        """The number of features."""
-        return sum(map(width, self.columns.values()))
+    def codes(self) -> Any:
+        """The position among `texts` of each row's cell, -1 where it is missing."""
+        return self._distinct[0]
 
-    def __call__(self, frame: Any, is_later: bool = True) -> Tensor:
-        """Return the features of the rows of a table `[n, F]`, in torch's default dtype.
+    @property
+    def texts(self) -> list[str]:
+        """The distinct cells without spaces at the ends, numbers with a decimal point."""
+        return self._distinct[1]
 
-        Warns of categories that training did not have, with their number. In a later table, also of a column that is
-        mostly missing, unlike in the table of the training, or mostly outside of the range of the training rows.
+    @cached_property
+    def keys(self) -> list[str]:
+        """The values of `texts` as `key` compares them."""
+        return [*map(key, self.texts)]
 
-        Raises:
-            ValueError: if a column is missing, or a value is not a number or date as in the training data.
+    def of_rows(self, values: Sequence[Any], missing: Any) -> Any:
+        """Return an array with the one of `values`, which belong to `texts`, of each row."""
+        return np.array([*values, missing])[self.codes]
+
+    def places(self, values: Sequence[str]) -> tuple[Any, str]:
+        """Return the position in `values`, compared by `key`, of each row's cell, and one of the other cells as shown.
+
+        The position is -1 of a missing cell, unless "" is among the values, and -2 of other cells.
         """
-        x = torch.zeros(len(frame), self.size, dtype=torch.get_default_dtype())
-        begin = 0
-        for name, encoding in self.columns.items():
-            if name not in frame.columns:
-                raise missing_column([frame], name)
-            column, block = Column(frame, name, self.missing), x.numpy()[:, begin : begin + width(encoding)]
-            encode = _encode_category if encoding["kind"] == "category" else _encode_number
-            is_missing = encode(block, column, encoding)
-            if is_later:
-                _compare(column, encoding, is_missing)
-            begin += width(encoding)
-        return x
+        place = {key(value): number for number, value in enumerate(values)}
+        codes = self.of_rows([place.get(value, -2) for value in self.keys], place.get("", -1))
+        others = (text for text, value in zip(self.texts, self.keys, strict=True) if value not in place)
+        return codes, shown(next(others, ""))
+
+    def refuse(self, texts: Collection[str], message: str) -> None:
+        """Raise a ValueError as `gat_pyg.data.tables.files.refuse` if some of `texts` occur."""
+        refuse(self.frame, self.of_rows([text in texts for text in self.texts], False), message)
+
+    def counts(self, rows: Any) -> dict[str, int]:
+        """Return the number of each of `texts` in some rows, a mask, if it is not 0."""
+        codes = self.codes[rows]
+        counts = np.bincount(codes[codes >= 0], minlength=len(self.texts)).tolist()
+        return {text: count for text, count in zip(self.texts, counts, strict=True) if count}
+
+    @cached_property
+    def known(self) -> Any:
+        """True for each row with a value, unless it is a spelling of a missing number."""
+        if self.kind == "number":
+            return ~np.isnan(self.numbers)
+        return self.of_rows([text.casefold() not in MISSING for text in self.texts], False)
+
+    @cached_property
+    def numbers(self) -> Any:
+        """The numbers of the rows, NaN if missing or none, float64 `[n]`."""
+        if self.kind != "number":
+            return self.of_rows([*map(number, self.texts)], np.nan)
+        values = self._series.to_numpy(float, copy=True)
+        values[np.isin(values, [*map(number, self._missing)])] = np.nan
+        return values
+
+    def dates(self, form: str) -> Any:
+        """Return the dates of the rows in one of `FORMS` as days since 1970, NaN if missing or none, float64 `[n]`."""
+        pd = needs("pandas", "tables")
+        dates = self._series if self.kind == "date" else parsed(self.texts, form)
+        days = (dates.dt.as_unit("us") - pd.Timestamp(0).as_unit("us")) / pd.Timedelta(days=1)  # ns end in 2262
+        days = days.to_numpy(float, na_value=np.nan)
+        return days if self.kind == "date" else self.of_rows(days, np.nan)
 
 
-def missing_column(frames: Sequence[Any], name: str) -> ValueError:
-    """Return the error of tables without a column, with those that they have."""
-    names = [column for frame in frames for column in frame.columns]
-    similar = [other for other in names if other.casefold() == name.casefold()] or get_close_matches(name, names, 1)
-    hint = f" Did you mean {similar[0]}?" if similar else ""
-    have = [f"{file_of(frame)} has {', '.join(frame.columns[:20])}" for frame in frames]
-    return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
-
-
-def width(encoding: Mapping[str, Any]) -> int:
-    """Return the number of features of a column."""
-    return len(encoding["values"]) if encoding["kind"] == "category" else 1 + bool(encoding["flag"])
-
-
-def text_of(encoding: Mapping[str, Any], features: Any) -> str:
-    """Return the value of a column from its features in one row, as text.
-
-    >>> text_of({"kind": "category", "values": ["Oslo", "Rome"]}, np.array([0.0, 1.0]))
-    'Rome'
-    >>> text_of({"kind": "number", "log": False, "mean": 2e-8, "std": 1e-8}, np.array([1.0]))
-    '3e-08'
-    """
-    if encoding["kind"] == "category":
-        return next((value for value, is_it in zip(encoding["values"], features, strict=True) if is_it), "unknown")
-    if len(features) == 2 and features[1]:
-        return "missing"
-    number = float(features[0]) * encoding["std"] + encoding["mean"]
-    if abs(number) < 1e-6 * (encoding["std"] + abs(encoding["mean"])):  # a 0 of the table: features are float32
-        number = 0.0
-    number = float(np.sign(number) * np.expm1(abs(number))) if encoding["log"] else number
-    if encoding["kind"] == "number":
-        return f"{number:.4g}"
+def parsed(texts: Sequence[str], form: str) -> Any:
+    """Return the dates of texts as a pandas Series, NaT for those that do not have the form."""
     pd = needs("pandas", "tables")
-    return str(pd.Timestamp(0) + pd.Timedelta(days=round(number, 3))).removesuffix(" 00:00:00")
+    dates = pd.to_datetime(pd.Series(texts, dtype="str"), format=form, errors="coerce", utc=True)
+    return dates.dt.tz_localize(None)
 
 
-# The type of a column -------------------------------------------------------------------------------------------------
+def _text(value: Any, commas: bool) -> str:
+    if isinstance(value, str):
+        return point(value.strip().replace("\u2212", "-"), commas)  # the minus of Unicode
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    return str(value).removesuffix(" 00:00:00")
+
+
+# Types -------------------------------------------------------------------------------------------------
 
 
 def check_cells(column: Column) -> None:
@@ -234,101 +304,3 @@ def quantities(column: Column, kind: str, form: str, expected: str) -> Any:
     finite = "expected a finite number. Leave the field empty if it is unknown"
     refuse(column.frame, np.isinf(values), f"{name} is {{{name}}}, {finite}.")
     return values
-
-
-# Encodings ------------------------------------------------------------------------------------------------------------
-
-
-def _scale(column: Column, rows: Any, kind: str, form: str) -> dict[str, Any] | str:
-    """Return the encoding of numbers or dates, or the reason why there is none."""
-    if kind == "date" and not form:
-        example = next(compress(column.texts, parsed(column.texts, FORMS[0]).isna()))
-        return f"dates of an unknown form, such as {example}: write them as 2021-12-31"
-    values = quantities(column, kind, form, "")[rows]
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return "empty in the training rows"
-    limits = [float(known.min()), float(known.max())]
-    has_gaps = len(known) < len(values)
-    with np.errstate(over="ignore", invalid="ignore"):  # of 1e308
-        has_tail = not np.abs(known - known.mean()).max() <= TAIL * known.std() < np.inf
-    if is_log := has_tail and not form:
-        known = _logarithm(known)
-    mean, std, fill = float(known.mean()), float(known.std()), float(np.median(known))
-    if std <= 1e-12 * abs(mean) and not has_gaps:
-        return "the same in all training rows"
-    encoding = {"kind": kind, "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
-    return encoding | {"range": limits} | ({"form": form} if form else {})
-
-
-def _logarithm(values: Any) -> Any:
-    """Return log(1 + |v|) with the sign of v, by which few large values leave the others their differences."""
-    return np.sign(values) * np.log1p(np.abs(values))
-
-
-def _categories(column: Column, rows: Any) -> dict[str, Any] | str:
-    """Return the encoding of categories, the most frequent ones first; a missing one is the category ""."""
-    texts = column.counts(rows)
-    counts: dict[str, int] = {}
-    for text, value in zip(column.texts, column.keys, strict=True):
-        if text in texts:
-            counts[value] = counts.get(value, 0) + texts[text]
-    total = len(column.codes[rows])
-    if gaps := total - sum(counts.values()):
-        counts[""] = gaps
-    if len(counts) == 1:
-        return "empty in the training rows" if gaps else "the same in all training rows"
-    if len(counts) > max(total / 2, min(20, max(5, 0.9 * total))):
-        return f"{len(counts):,} different texts"
-    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST]  # by name where equal
-    return {"kind": "category", "values": [value for value, _ in order], "is_cut": len(counts) > MOST}
-
-
-def _encode_number(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
-    """Write the features of numbers or dates into x, and return the mask of the missing ones."""
-    name, kind = column.name, encoding["kind"]
-    values = quantities(column, kind, encoding.get("form", ""), " as in the training data")
-    missing = np.isnan(values)
-    scaled = _logarithm(values) if encoding["log"] else values
-    scaled = (np.where(missing, encoding["fill"], scaled) - encoding["mean"]) / encoding["std"]
-    too_large = np.abs(scaled) > _LARGEST
-    refuse(column.frame, too_large, f"{name} is {{{name}}}, expected a number of the size of those in training.")
-    x[:, 0] = scaled
-    if encoding["flag"]:
-        x[:, 1] = missing
-    return missing
-
-
-def _encode_category(x: Any, column: Column, encoding: Mapping[str, Any]) -> Any:
-    """Write the features of categories into x, and return the mask of the missing ones."""
-    codes, other = column.places(encoding["values"])
-    (known,) = (codes >= 0).nonzero()
-    x[known, codes[known]] = 1
-    if unknown := int((codes == -2).sum()) * (not encoding["is_cut"]):
-        what = "values that are not a category of the training rows"
-        _warn(column, f"has {unknown:,} {what}, such as {other}. Their features are 0")
-    return column.codes < 0
-
-
-def _compare(column: Column, encoding: Mapping[str, Any], is_missing: Any) -> None:
-    """Warn if a column of a later table is mostly missing, unlike in training, or mostly outside of the range there."""
-    part = column.frame.attrs.get("parts", {}).get(column.name.partition(".")[0], (0, None))  # of two tables
-    is_missing, share = is_missing[slice(*part)], encoding["missing"]
-    n, gaps = len(is_missing), int(is_missing.sum())
-    if 2 * gaps >= n * (1 + share) > 0:
-        before = f"{share:.0%}" if share else "none"
-        value = "no category" if encoding["kind"] == "category" else "the median"
-        _warn(column, f"is missing in {gaps:,} of {n:,} rows, but in {before} of those of training; {value} stands in")
-    if "range" in encoding:
-        is_date, (low, high) = "form" in encoding, encoding["range"]
-        values = column.dates(encoding["form"]) if is_date else column.numbers
-        if 2 * (outside := int(((values < low) | (values > high)).sum())) > n:
-            limits = "before or after those" if is_date else f"outside of {low:.4g} to {high:.4g}, the range"
-            other = (
-                f"has {outside:,} of {n:,} {encoding['kind']}s {limits} of the training rows, so its feature is a guess"
-            )
-            _warn(column, f"{other}. A training with dataset.ignore=[{column.name}] does without it")
-
-
-def _warn(column: Column, text: str) -> None:
-    warnings.warn(f"{file_of(column.frame)}: {column.name} {text}.", stacklevel=6)

@@ -6,7 +6,8 @@ import csv
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,23 @@ def shown(value: Any) -> str:
 def unnamed(column: str) -> bool:
     """Return True for a column without a name, such as the numbers of the rows that pandas and R write."""
     return column.startswith("Unnamed: ")
+
+
+def missing_column(frames: Sequence[Any], name: str) -> ValueError:
+    """Return the error of tables without a column, with those that they have."""
+    names = [column for frame in frames for column in frame.columns]
+    similar = [other for other in names if other.casefold() == name.casefold()] or get_close_matches(name, names, 1)
+    hint = f" Did you mean {similar[0]}?" if similar else ""
+    have = [f"{file_of(frame)} has {', '.join(frame.columns[:20])}" for frame in frames]
+    return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
+
+
+def check_columns(frames: Sequence[Any], names: Collection[Any]) -> None:
+    """Raise ValueError if a name is a column of none of the tables."""
+    frames = [frame for frame in frames if frame is not None]
+    for name in names:
+        if not any(name in frame.columns for frame in frames):
+            raise missing_column(frames, name)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ...tasks.objective import MASKS
-from .cells import Column
-from .choice import words_of
-from .columns import kind_of, missing_column, quantities
-from .files import file_of, refuse, shown
+from .columns import Column, kind_of, quantities
+from .files import check_columns, file_of, refuse, shown
+from .roles import words_of
 
 MOST_FOLDS = 20  # values of a column of splits
 NAMES = {  # of splits
@@ -22,6 +21,15 @@ NAMES = {  # of splits
     **dict.fromkeys(("val", "valid", "validation", "dev"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
+
+
+def masks_of_rows(
+    frame: Any, known: Tensor, column: str | None, time: str | None, val: int | None, test: int | None, seed: int
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the masks of the labelled rows by a column or a time, and the arguments that they depend on, if any."""
+    if column is not None:
+        return masks_by_column(frame, column, known, val, seed)
+    return masks_by_time(frame, time, known, val, test) if time is not None else ({}, ())
 
 
 def masks_by_column(
@@ -41,7 +49,8 @@ def masks_by_column(
         >>> masks_by_column(frame, "part", torch.tensor([True, True, True, True]))[0]["val_mask"]
         tensor([False,  True, False, False])
     """
-    column = _column(frame, name)
+    check_columns([frame], [name])
+    column = Column(frame, name)
     part = column.of_rows([NAMES.get(text.lower(), -2) for text in column.texts], -1)
     refuse(frame, part == -2, f"{name} is {{{name}}}, expected train, val, test or nothing.")
     number = torch.from_numpy(part)
@@ -74,7 +83,8 @@ def masks_by_time(
         >>> masks_by_time(frame, "year", torch.tensor([True, True, True, True]))[0]["test_mask"]
         tensor([False, False, False,  True])
     """
-    column = _column(frame, name)
+    check_columns([frame], [name])
+    column = Column(frame, name)
     kind, form = kind_of(column, slice(None))
     if kind == "category" or (kind == "date" and not form):
         place = f"{file_of(frame)}: {name} has values such as {shown([*column.texts, 'nothing'][0])}"
@@ -140,12 +150,6 @@ def warn_of_splits(frame: Any, names: Collection[str], effect: str = NO_FEATURE)
 
 def _warn(frame: Any, text: str, effect: str) -> None:
     warnings.warn(f"{file_of(frame)}: {text}. {effect}.", stacklevel=4)
-
-
-def _column(frame: Any, name: str) -> Column:
-    if name not in frame.columns:
-        raise missing_column([frame], name)
-    return Column(frame, name)
 
 
 def _checked(masks: dict[str, Tensor], place: str, expected: str) -> dict[str, Tensor]:

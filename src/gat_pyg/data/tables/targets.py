@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .cells import MISSING, Column, is_code, number
-from .columns import MOST, check_cells, kind_of
+from ...tasks.objective import Objective, any_known
+from ...tasks.objectives import objective_for
+from .columns import MISSING, MOST, Column, check_cells, is_code, kind_of, number
 from .files import file_of, refuse, shown
 
 CLASSES = ("na", "none", "null")  # spellings of missing numbers that may well be the names of classes
@@ -150,6 +151,52 @@ class Targets:
                     f"it has not its usual value. If it is a part of the label, leave it out: dataset.ignore=[{name}].",
                     stacklevel=4,
                 )
+
+
+class Labels(NamedTuple):
+    """The labels of a table's rows, which are nodes or edges."""
+
+    targets: Targets
+    y: Tensor  # [n] or [n, K]
+    objective: Objective
+
+    @classmethod
+    def fit(
+        cls,
+        frame: Any,
+        item: str,
+        goal: str | None,
+        names: Sequence[str],
+        categories: Collection[str],
+        missing: Collection[Any],
+        like: Mapping[str, Any] | None,
+        name: str,
+    ) -> Labels:
+        """Return the labels in columns of nodes or edges, with the classes of an earlier `Task.source` if any.
+
+        Raises:
+            ValueError: if none is known, a value cannot be meant, or the earlier task predicts something else.
+        """
+        targets = Targets.fit(frame, names, goal, categories, missing) if like is None else Targets.like(like, names)
+        y = targets(frame)
+        if not any_known(y).any():
+            raise ValueError(f"{file_of(frame)}: {' and '.join(names)} is empty in all rows, expected known values.")
+        kind = objective_for([y], item, goal)
+        (y,) = kind.convert([y], name)
+        objective = kind.for_labels([y], name)
+        if like is not None and targets.classes is not None:
+            objective = kind(len(targets.classes))
+        return cls(targets, y, objective)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the outputs: of classes, labels or targets."""
+        return tuple(self.targets.classes or self.targets.names)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain data by which `gat_pyg.data.tables.later` reads later labels."""
+        item, goal = self.objective.item, self.objective.goal
+        return {"item": item, "goal": goal, "names": self.targets.names, "classes": self.targets.classes}
 
 
 def numbers_of(column: Column, where: str = "") -> Any:

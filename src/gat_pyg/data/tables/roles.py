@@ -1,15 +1,14 @@
-"""The choice of the columns with ids: those of nodes, and the two ends of edges."""
+"""The roles of columns: the ids of nodes, and the two ends of edges."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-from .columns import missing_column
-from .files import file_of, unnamed
+from .files import check_columns, file_of, unnamed
 
 IDS = (("id",), ("node",), ("vertex",), ("node", "id"), ("vertex", "id"))  # words of the usual names of ids
 ENDS = (  # words of the ends of edges, alone or with others, as in from_account and to_account
@@ -37,19 +36,43 @@ def words_of(name: str) -> list[str]:
     return re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
-def choose_ends(edges: Any, source: dict[str, Any], used: Collection[Any]) -> None:
-    """Write the names of the columns of an edge's ends into `source`, unless they are there.
+class Roles(NamedTuple):
+    """Names of the columns with ids, and what the ids are, in the form of `Task.source`; None where to be chosen."""
 
-    They are found by their names, or are the only two columns that have a name and no other use.
+    id: str | None
+    src: str | None
+    dst: str | None
+    bipartite: bool | None = None  # src and dst are ids of two kinds
+    matrix: str | None = None  # key of the matrix of edges in a file
+    are_two: bool = False  # each kind has a table of nodes of its own
+    both: bool = False  # the edges are those of a graph without directions
+    ids: list[list[str]] | None = None  # ids of the nodes whose embeddings were learnt, in order, of each kind
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any]) -> Roles:
+        """Return the roles in an earlier task."""
+        return cls(**{key: source[key] for key in cls._fields if key in source})
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain data for `of`."""
+        return {key: value for key, value in self._asdict().items() if key not in ("both", "ids") or value}
+
+
+def choose_ends(edges: Any, roles: Roles, used: Collection[Any]) -> Roles:
+    """Return the roles with the columns of an edge's ends, found by their names or as the only two without a use.
+
+    Args:
+        edges: the table of edges.
+        roles: the names that the user has chosen.
+        used: columns with another use, such as the target.
 
     Raises:
         ValueError: if they are not clear, or there are no such columns.
     """
-    if (source["src"] is None) != (source["dst"] is None):
-        raise ValueError(f"src is {source['src']}, dst is {source['dst']}: expected the names of two columns, or none.")
-    if source["src"] is None:
-        names = [name for name in edges.columns if not unnamed(name) and name not in used]
-        pairs = _pairs(names)
+    if (roles.src is None) != (roles.dst is None):
+        raise ValueError(f"src is {roles.src}, dst is {roles.dst}: expected the names of two columns, or none.")
+    if roles.src is None:
+        pairs = _pairs([name for name in edges.columns if not unnamed(name) and name not in used])
         if len(pairs) != 1:
             several = " or ".join(f"{src} and {dst}" for src, dst in pairs)
             problem = f"the ends of edges may be {several}" if pairs else "no two columns are clearly the ends of edges"
@@ -57,8 +80,9 @@ def choose_ends(edges: Any, source: dict[str, Any], used: Collection[Any]) -> No
                 f"{file_of(edges)}: {problem}. Choose dataset.src and dataset.dst from its columns: "
                 f"{', '.join(edges.columns)}."
             )
-        ((source["src"], source["dst"]),) = pairs
-    check_columns([edges], [source["src"], source["dst"]])
+        roles = roles._replace(src=pairs[0][0], dst=pairs[0][1])
+    check_columns([edges], [roles.src, roles.dst])
+    return roles
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -125,7 +149,7 @@ def _plain(id: Any) -> str:
     return str(id).strip().removesuffix(".0")
 
 
-def warn_of_header(frame: Any, names: Sequence[str]) -> None:
+def warn_of_header(frame: Any, names: Sequence[Any]) -> None:
     """Warn if the name of a column of ids is one of their ids, or like them: the file's first row is no header."""
     usual = {*chain(*IDS, *ENDS, *PAIRS)}
     for name in names:
@@ -137,11 +161,3 @@ def warn_of_header(frame: Any, names: Sequence[str]) -> None:
             )
             warnings.warn(f"{text}. If row 1 is no header, add one: this row is lost.", stacklevel=4)
             return
-
-
-def check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
-    """Raise ValueError if a name is a column of none of the tables."""
-    frames = [frame for frame in frames if frame is not None]
-    for name in names:
-        if not any(name in frame.columns for frame in frames):
-            raise missing_column(frames, name)

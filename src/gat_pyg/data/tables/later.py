@@ -1,0 +1,93 @@
+"""Later tables of a run: the graph to predict, read with the columns, encodings and classes of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...tasks.objectives import objective_for
+from ..reader import Reader, Rows
+from .files import file_of, frame_of, missing_column
+from .graph import DEGREES, pairs_in, read_tables, rows_graph, with_messages
+from .programs import is_graph
+from .roles import Roles
+from .targets import Targets
+
+
+def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
+    """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
+
+    Args:
+        source: `Task.source` of the run.
+        data: the table of nodes or that of edges, or both in any order, as paths or frames, or a mapping with the keys
+            `nodes` and `edges`. A table that is left out is that of the task. If links are to be predicted, a table of
+            edges has the pairs, and a first one of two has the known links.
+
+    Raises:
+        ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
+    """
+    tables, frames = _by_kind(source, data)
+    has_nodes = "node" in tables
+    for key in ("node", "edge"):
+        if key == "node" and source["nodes"] is None and is_graph(tables.get("edge", source["edges"])):
+            continue  # the nodes are in the graph
+        if key in source["columns"] and key not in tables:
+            if source[f"{key}s"] is None:
+                raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
+            tables[key] = source[f"{key}s"]
+    try:
+        of = read_tables(tables.get("node"), tables["edge"], Roles.of(source))
+    except ValueError as error:
+        if tables["edge"] is not source["edges"] or not has_nodes:
+            raise
+        raise ValueError(
+            f"{error} These are the edges of the training. For other nodes, give their edges, too."
+        ) from error
+    of = of.with_degrees() if {*DEGREES} & {*source["columns"].get("node", ())} else of
+    graph, target = with_messages(rows_graph(of, source), source), source.get("target")
+    if target is None and "pairs" in tables:
+        pairs = frame_of(tables["pairs"], "pairs")
+        graph.edge_label_index, names = pairs_in(pairs, of)
+        return Rows([graph], names, frames.get("pairs", pairs))
+    item = "node" if target is None else target["item"]
+    frame, order = of.of(item), of.order if item == "node" else None
+    if target is not None and all(name in frame.columns for name in target["names"]):
+        y = Targets(target["names"], target["classes"], source["missing"])(frame)
+        (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
+    numbers = None if order is None or item not in frames else order.tolist()
+    return Rows([graph], of.names(item), frames.get(item, frame), numbers)
+
+
+def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return later tables by their kind: node, edge or pairs; and the user's frames among them."""
+    selected: dict[str, Any] = {}
+    if isinstance(data, Mapping):
+        known = {"nodes": "node", "edges": "edge", "pairs": "pairs"}
+        if other := data.keys() - known.keys():
+            raise ValueError(f"data has the key {min(other)}, expected some of {', '.join(known)}.")
+        selected = {known[key]: table for key, table in data.items()}
+        return selected, {key: table for key, table in selected.items() if hasattr(table, "columns")}
+    several = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
+    if len(several) == 1 and is_graph(several[0]):
+        return {"edge": several[0]}, {}
+    tables: dict[str, Any] = {}
+    kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
+    frames = [frame_of(table, "data") for table in several]  # which are read once
+    of_edges = [{source["src"], source["dst"]} <= {*frame.columns} for frame in frames]
+    kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
+    for table, frame, is_of_edges in zip(several, frames, of_edges, strict=True):
+        kind = kinds.pop(0) if is_of_edges and kinds else "node"
+        if kind == "node" and source.get("are_two", False):
+            tables.setdefault(kind, []).append(frame)
+            continue
+        if kind == "node" and (kind in tables or source["id"] not in frame.columns):
+            shared = [len({*frame.columns} & {*source["columns"].get(item, ())}) for item in ("node", "edge")]
+            is_of_nodes = source["id"] is not None and shared[0] + (kind not in tables) > shared[1]
+            raise missing_column([frame], source["id"] if is_of_nodes else source["src"])
+        tables[kind] = frame
+        if hasattr(table, "columns"):
+            selected[kind] = table
+    return tables, selected
+
+
+TABLES = Reader(("gat_pyg.data.tables",), ("nodes", "edges", "graph"), rows_of)
