@@ -385,15 +385,6 @@ def test_ppi_is_read_as_pyg_reads_it_and_standardised_on_the_training_nodes(tiny
     assert task.val[0].y[0].isnan().all()
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 123456.7])
-def test_a_constant_feature_is_not_scaled_up_by_rounding(value: float):
-    x = torch.full((1001, 1), value, dtype=torch.float64)
-    assert x.var(0, correction=0) > 0  # by rounding
-    mean, scale = proteins._standard(x)
-    assert scale.tolist() == StandardScaler().fit(x.numpy()).scale_.tolist() == [1.0]
-    torch.testing.assert_close(mean, x[0])
-
-
 def test_ppi_reads_links_given_once_or_twice(tiny_ppi: Path):
     twice = ppi(tiny_ppi)
     for path in (tiny_ppi / "PPI" / "raw").glob("*.json"):

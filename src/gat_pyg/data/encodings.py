@@ -21,9 +21,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..files import try_lock, unlock, write_whole
-from ..tasks.encodings import CONSTANT, Encoding
+from ..tasks.encodings import Encoding
 from ..tasks.objective import SPLITS
 from ..tasks.preparation import build_transform
+from ..tasks.scaling import scale
 from ..tasks.task import Task
 from .named.raw import data_root
 
@@ -63,7 +64,7 @@ def encoded(task: Task, transform: Mapping[str, Any], root: str | Path | None = 
     columns = dict(zip(graphs, _columns([*graphs.values()], transform, data_root(root) / "encodings"), strict=True))
     train = torch.cat([columns[id(data)] for data in task.train]).double()
     mean, std = train.mean(0), train.std(0, correction=0)
-    std = std.where(std > CONSTANT, 0.0)
+    std = scale(std, mean, torch.float32, unit=1.0)
     if not std.any():
         warnings.warn(
             f"{task.name}: all columns of the encoding are constant over the training nodes, so it adds nothing. "

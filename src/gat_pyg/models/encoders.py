@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..graph.remembered import is_traced, remembered
 from ..tasks.checks import CHECKED
 from ..tasks.model import members
+from ..tasks.scaling import scale
 from .wrapper import Wrapper
 
 MANY = 100  # different values of categories; a column with more of them is continuous
@@ -234,9 +235,10 @@ def columns_of(values: Sequence[Tensor], known: Sequence[Tensor] | None = None) 
         rows = torch.cat([value[:, continuous] for value in known or values])
         rows = rows[:: max(1, len(rows) // SAMPLE)].double()
         mean, std = rows.mean(0), rows.std(0, correction=0)
-        scales = torch.stack([mean, std.where(std > 1e-6 * mean.abs(), 1.0)], 1).float().tolist()
-        for column, scale in zip(continuous, scales, strict=True):
-            columns[column] = scale
+        std = scale(std, mean, torch.float32)
+        scales = torch.stack([mean, std.where(std > 0, 1.0)], 1).float().tolist()
+        for column, each in zip(continuous, scales, strict=True):
+            columns[column] = each
     return columns
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -57,7 +55,6 @@ _HINTS = {
     "y": "Give every node a label, -1 or NaN where it is unknown.",
 }
 CHECKED = 2**24  # elements that are checked at a time
-ROUNDED = 1e-4  # the rounding to float32, in units of the median deviation of a column, that loses its differences
 
 
 def check_shapes(
@@ -121,20 +118,3 @@ def check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
     if high >= N:
         hint = "Number the nodes from 0, or give x a row for each node."
         raise ValueError(f"{where}: edge_index holds {high}, but x has {N} rows (nodes 0 to {N - 1}). {hint}")
-
-
-def rounded_columns(values: Sequence[Tensor]) -> list[int]:
-    """Return the columns of `[n, F]` of several graphs in which float32 loses differences, such as times in seconds.
-
-    Example:
-        >>> rounded_columns([torch.tensor([[1e9, 0.1], [1e9 + 5, 0.3], [1e9 + 9, 0.6]], dtype=torch.float64)])
-        [0]
-    """
-    if not sum(map(len, values)):
-        return []
-    wide = torch.cat([rows.double() for rows in values])
-    rounding, spread = (
-        difference.abs().nanmedian(0).values for difference in (wide.float() - wide, wide - wide.nanmedian(0).values)
-    )
-    columns: list[int] = ((rounding > ROUNDED * spread) & rounding.isfinite()).nonzero()[:, 0].tolist()
-    return columns

@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # elements of a block of walks, which a core's cache holds
 LONG = 10**12  # products above which the walks take minutes
 SPEED = 3 * 10**9  # products per second
 DENSE = 500  # nodes below which all eigenvectors are computed, which takes 40 ms
-CONSTANT = 1e-6  # the standard deviation up to which a column is constant, except for rounding
+SMALLEST = 1e-6  # element of an eigenvector that is more than rounding
 
 
 class RandomWalkPE(BaseTransform):  # type: ignore[misc]
@@ -146,8 +146,8 @@ def _at_least_one(name: str, value: int) -> int:
 def _signs(vectors: Tensor) -> Tensor:
     """Return the signs `[k]` by which the columns `[N, k]` are to be multiplied."""
     cubes = vectors.pow(3).sum(0)
-    first = (vectors.abs() > CONSTANT).byte().argmax(0)
-    symmetric = cubes.abs() <= CONSTANT * vectors.abs().pow(3).sum(0)
+    first = (vectors.abs() > SMALLEST).byte().argmax(0)
+    symmetric = cubes.abs() <= SMALLEST * vectors.abs().pow(3).sum(0)
     return torch.where(symmetric, vectors.gather(0, first[None])[0], cubes).sign()
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .checks import ROUNDED, rounded_columns
 from .edges import OfEdges
 from .graphs import OfGraphs
 from .losses import constant
 from .metrics import MAE, METRICS, QUANTITIES, RMSE, STD_RMSE, Metric
 from .nodes import OfNodes
 from .objective import Objective, widest
+from .scaling import ROUNDED, rounded_columns, scale
 
 _T = TypeVar("_T", bound="Targets")
 _LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -108,8 +108,7 @@ class Targets(Objective):
         wide = y.double()
         mean = wide.nanmean(0).nan_to_num()  # a target may be unknown in the whole split
         std = (wide - mean).square().nanmean(0).sqrt().nan_to_num()
-        std = torch.where(std > 1e-12 * mean.abs().clamp(min=1e-30), std, 1.0)
-        return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+        return replace(self, mean=tuple(mean.tolist()), std=tuple(each or 1.0 for each in scale(std, mean).tolist()))
 
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless y is `[n, K]` float32 or float64, finite as float32 or NaN."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ...tasks.checks import check_present, rounded_columns
+from ...tasks.checks import check_present
 from ...tasks.edges import complete_pairs
 from ...tasks.node_ids import node_ids, num_nodes
 from ...tasks.objective import MASKS, SPLITS, Objective, any_known
 from ...tasks.objectives import objective_for
+from ...tasks.scaling import rounded_columns
 from ..splits import chosen_mask
 from .formats import as_tensor
 from .keys import READ

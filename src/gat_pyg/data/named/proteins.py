@@ -17,6 +17,7 @@ from torch_geometric.utils import coalesce, remove_self_loops
 from ...tasks.checks import check_edge_index, check_edge_index_shape
 from ...tasks.nodes import NodeMultiLabels
 from ...tasks.preparation import Standardize
+from ...tasks.scaling import scale
 from ...tasks.task import Task
 from .citation import planetoid_folder
 from .raw import data_root, raw_folder, read_npy, reading
@@ -46,7 +47,9 @@ def ppi(root: str | Path | None = None) -> Task:
     folder = _ppi_folder(root)
     with reading(folder):
         features = {split: read_npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
-        standardize = Standardize(*_standard(features["train"]))
+        mean, std = features["train"].mean(0), features["train"].std(0, correction=0)
+        std = scale(std, mean)
+        standardize = Standardize(mean, std.where(std > 0, 1.0))
         scaled = {split: standardize(Data(x=x)).x for split, x in features.items()}
         train, val, test = (list(_read_ppi(folder, split, scaled[split])) for split in PPI_SPLITS)
         F, K = train[0].x.size(1), train[0].y.size(1)
@@ -61,14 +64,6 @@ def _ppi_folder(root: str | Path | None) -> Path:
 
     files = [f"{split}_{part}" for split in PPI_SPLITS for part in parts]
     return raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
-
-
-def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and standard deviation of each column, [F]; 1 as the deviation of a constant column."""
-    mean, variance = x.mean(0), x.var(0, correction=0)
-    noise = x.size(0) * torch.finfo(x.dtype).eps
-    constant = variance <= noise * variance + (noise * mean) ** 2  # zero up to rounding
-    return mean, variance.sqrt().masked_fill(constant, 1.0)
 
 
 def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:

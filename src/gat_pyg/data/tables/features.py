@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...files import needs
+from ...tasks.scaling import scale
 from .columns import FORMS, MISSING, MOST, Column, check_cells, kind_of, parsed, quantities
 from .files import file_of, missing_column, refuse, unnamed
 from .split_columns import warn_of_splits
@@ -186,8 +187,9 @@ def _scale(column: Column, rows: Any, kind: str, form: str) -> dict[str, Any] | 
         has_tail = not np.abs(known - known.mean()).max() <= TAIL * known.std() < np.inf
     if is_log := has_tail and not form:
         known = _logarithm(known)
-    mean, std, fill = float(known.mean()), float(known.std()), float(np.median(known))
-    if std <= 1e-12 * abs(mean) and not has_gaps:
+    mean, fill = float(known.mean()), float(np.median(known))
+    std = scale(float(known.std()), mean)
+    if not std and not has_gaps:
         return "the same in all training rows"
     encoding = {"kind": kind, "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
     return encoding | {"range": limits} | ({"form": form} if form else {})

@@ -1,0 +1,45 @@
+"""Columns of numbers: those that are constant, and those whose differences float32 loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative standard deviations that are only rounding
+ROUNDED = 1e-4  # the rounding to float32, in units of the median deviation of a column, that loses its differences
+
+
+def scale(std: Number, mean: Number, dtype: torch.dtype = torch.float64, unit: float = 0.0) -> Number:
+    """Return the standard deviation of columns, or 0 where they are constant up to rounding.
+
+    Args:
+        std, mean: of each column, as floats or tensors.
+        dtype: the dtype of the numbers: those of float32 may differ by more.
+        unit: the size of numbers that may cancel to a column of rounding, such as 1 for probabilities.
+
+    Example:
+        >>> scale(1e-17, 0.1), scale(1e-5, 0.1), scale(1e-9, 0.0), scale(1e-17, 0.0, unit=1.0)
+        (0.0, 1e-05, 1e-09, 0.0)
+    """
+    return std * (std > ROUNDING[dtype] * (abs(mean) + unit))
+
+
+def rounded_columns(values: Sequence[Tensor]) -> list[int]:
+    """Return the columns of `[n, F]` of several graphs in which float32 loses differences, such as times in seconds.
+
+    Example:
+        >>> rounded_columns([torch.tensor([[1e9, 0.1], [1e9 + 5, 0.3], [1e9 + 9, 0.6]], dtype=torch.float64)])
+        [0]
+    """
+    if not sum(map(len, values)):
+        return []
+    wide = torch.cat([rows.double() for rows in values])
+    rounding, spread = (
+        difference.abs().nanmedian(0).values for difference in (wide.float() - wide, wide - wide.nanmedian(0).values)
+    )
+    columns: list[int] = ((rounding > ROUNDED * spread) & rounding.isfinite()).nonzero()[:, 0].tolist()
+    return columns
