@@ -33,7 +33,7 @@ from torch_geometric.data import Batch, Data
 import gat_pyg
 import machine
 from gat_pyg.runs.model_file import save_model
-from gat_pyg.settings.settings import Factory
+from gat_pyg.settings.factory import Factory
 from gat_pyg.tasks.edges import EdgeLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.nodes import NodeLabels

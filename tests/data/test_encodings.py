@@ -23,7 +23,8 @@ from gat_pyg.data import Task, digits, encoded, from_dataset, links
 from gat_pyg.runs.build import build_model, build_task
 from gat_pyg.runs.model_file import save_model
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
-from gat_pyg.settings.settings import ModelFactory, Settings
+from gat_pyg.settings.factory import ModelFactory
+from gat_pyg.settings.settings import Settings
 from gat_pyg.tasks.encodings import Encoding, LaplacianPE, RandomWalkPE
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation

@@ -17,7 +17,7 @@ from gat_pyg import GAT, load
 from gat_pyg.models import Readout
 from gat_pyg.runs.build import build_model
 from gat_pyg.runs.model_file import save_model
-from gat_pyg.settings.settings import ModelFactory
+from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.trained.predict import predict
 from tests.objectives import labelled_graphs
 

@@ -27,10 +27,11 @@ from gat_pyg.runs.groups import gathered, lines_of
 from gat_pyg.runs.process import check_gpus
 from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.conf import CHOICES, VERSION_BASE, check_names, config_folder
+from gat_pyg.settings.factory import Factory
 from gat_pyg.settings.hashing import config_hash, flattened
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.settings.overrides import check_recipe, names_of, translated
-from gat_pyg.settings.settings import INTERNAL, Factory, Settings
+from gat_pyg.settings.settings import INTERNAL, Settings
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.metrics import METRICS, metric_named

@@ -23,7 +23,7 @@ from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.runs.build import build_model
 from gat_pyg.runs.model_file import save_model
-from gat_pyg.settings.settings import ModelFactory
+from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.tasks import losses
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS

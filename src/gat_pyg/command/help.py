@@ -19,10 +19,11 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from ..settings.conf import CHOICES, VERSION_BASE, config_folder
+from ..settings.factory import AROUND, LABELS, Factory
 from ..settings.hashing import flattened
 from ..settings.overrides import translated, value_text
 from ..settings.rules import documented, expectations, similar
-from ..settings.settings import AROUND, FACTORIES, INTERNAL, LABELS, Factory, rules
+from ..settings.settings import FACTORIES, INTERNAL, rules
 from .verbs import usages
 
 MAIN = {  # the settings in `gat-pyg --help`

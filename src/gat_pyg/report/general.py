@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..runs.groups import Key, Runs
 from ..runs.result import BASELINES, ERRICA, settings_in
+from ..settings.factory import LABELS
 from ..settings.hashing import data_settings, flattened, learnt
-from ..settings.settings import LABELS
 from ..tasks.metrics import metric_named
 from .cells import NAMES, NONE, Cell, Table, ours_cell, spread
 

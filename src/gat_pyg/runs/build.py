@@ -41,10 +41,12 @@ from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..settings.conf import instantiate
 from ..settings.errors import message
+from ..settings.factory import Factory, ModelFactory
+from ..settings.groups import Loader, Training
 from ..settings.hashing import MODEL, content_of_run
 from ..settings.names import dataset_name
 from ..settings.rules import similar
-from ..settings.settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
+from ..settings.settings import FIXED, Settings
 from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import num_nodes

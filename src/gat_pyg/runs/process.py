@@ -20,7 +20,7 @@ from torch import nn
 
 from ..distributed import ray
 from ..distributed.ranks import rank_zero_print
-from ..settings.settings import Factory
+from ..settings.factory import Factory
 from ..tasks.task import Task
 
 ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work

@@ -21,6 +21,8 @@ from ..seeds.fitting import fit_stack
 from ..seeds.member import Member
 from ..seeds.memory import free_memory
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
+from ..settings.factory import LABELS
+from ..settings.groups import Mark, Training, marked
 from ..settings.hashing import flattened
 from ..settings.settings import Settings
 from ..tasks.task import Task
@@ -40,19 +42,9 @@ from .sequential import save_run_settings, write_outputs
 LARGE = 100_000_000  # elements of a step of many graphs: above, the little that members share saves no time
 
 
-VARYING = frozenset(  # settings in which the members of a stack may differ, or groups of them
-    {
-        *("seed", "loss", "optimizer", "scheduler", "model"),
-        *("training.lr", "training.weight_decay", "training.warmup", "training.gradient_clip_val", "training.ema"),
-        *("training.patience", "training.criterion"),
-    }
-)
-UNUSED = frozenset(  # settings that no training reads
-    {
-        *("runs", "outputs", "results", "baselines", "ckpt_path", "candidates", "cell"),
-        *("model.method", "model.form", "model.study"),
-    }
-)
+# Settings in which the members of a stack may differ, or groups of them
+VARYING = marked(Mark.VARIES, "training.", Training) | {"seed", "loss", "optimizer", "scheduler", "model"}
+UNUSED = marked(Mark.UNUSED, "", Settings) | {f"model.{label}" for label in LABELS}  # settings that no training reads
 
 
 def stack_key(settings: Settings, varying: AbstractSet[str] = VARYING) -> str:

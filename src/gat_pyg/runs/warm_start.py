@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from ..settings.factory import ModelFactory
 from ..settings.hashing import content_of_run
-from ..settings.settings import ModelFactory, Settings
+from ..settings.settings import Settings
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, attach
 from ..tasks.targets import Targets

@@ -37,11 +37,11 @@ def config_folder() -> Path:
 
 
 class Choice(ConfigNode):
-    """A choice of a group, such as `dataset=cora`: the text of its settings, parsed when they are read."""
+    """A choice of a group, such as `dataset=cora`: its file, and the text of its settings, parsed when read."""
 
-    def __init__(self, group: str, name: str, package: str | None, comment: str, text: str) -> None:
+    def __init__(self, group: str, name: str, package: str | None, comment: str, text: str, file: str) -> None:
         self.group, self.name, self.package, self.provider = group, name, package, "gat_pyg"
-        self.comment, self.text = comment, text
+        self.comment, self.text, self.file = comment, text, file
 
     @functools.cached_property
     def node(self) -> DictConfig:  # type: ignore[override]  # Hydra sets it in its copy
@@ -70,7 +70,8 @@ def store_choices() -> None:
             for folder in group.split("/"):
                 nodes = nodes.setdefault(folder, {})
             for name in names.split(", "):
-                choice = Choice(group, name, package or None, re.sub("^# ?", "", comment, flags=re.M), dedent(body))
+                about = re.sub("^# ?", "", comment, flags=re.M)
+                choice = Choice(group, name, package or None, about, dedent(body), path.stem)
                 CHOICES.setdefault(group, {})[name] = nodes[f"{name}.yaml"] = choice
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from .conf import config_folder
+from .groups import Loader, Mark, Training, marked
 
 MODEL = "model.safetensors"  # the file of a trained model in the folder of a run
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
@@ -28,10 +29,10 @@ OTHERS = ("metric", "task", "content", "code", "start")  # further settings that
 UNHASHED = frozenset(  # settings in these groups that do not determine it
     {
         *("dataset.root", "dataset.dataset.root"),  # the second: the data set whose links are drawn
-        *(f"training.{key}" for key in ("sparse", "compile", "cuda_graphs")),  # speed only
+        *marked(Mark.SPEED, "training.", Training),
+        *marked(Mark.SPEED, "loader.", Loader),
         *(f"trainer.{key}" for key in ("_target_", "accelerator", "strategy", "deterministic")),
         "trainer.max_epochs",  # see `learnt`
-        "loader.num_workers",
     }
 )
 ADDED: dict[str, Any] = {"dataset.missing": []}  # of arguments that came later: they change no recorded hash

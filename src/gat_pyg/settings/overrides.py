@@ -15,7 +15,7 @@ from .conf import CHOICES
 from .errors import no_setting
 
 REPLACES = ("dataset._target_", "dataset.name", "model._target_")
-OWN = ("dataset=file", "dataset=tables", "dataset=smiles")  # data without settings of their own
+OWN = "own"  # the file in conf/groups/dataset of the users' data, which have no settings of their own
 
 
 def without_recipes(arguments: Sequence[str]) -> list[str]:
@@ -30,7 +30,8 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
     ['model=gcn', '~recipe/family', '~recipe/on', '~recipe/method', 'dataset=file']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
-    replaced = [index for index, key in enumerate(keys) if key in REPLACES or arguments[index] in OWN]
+    own = {f"dataset={name}" for name, choice in CHOICES["dataset"].items() if choice.file == OWN}
+    replaced = [index for index, key in enumerate(keys) if key in REPLACES or arguments[index] in own]
     if not replaced:
         return list(arguments)
     first = replaced[0]

@@ -5,31 +5,27 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import inspect
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..tasks.metrics import ALIASES, METRICS, TASKS
+from .factory import Factory, ModelFactory
+from .groups import GROUPS, Loader, Loss, Mark, Split, Training, hints, marked
 from .hashing import config_hash, content_of_run, data_settings, flattened, hashed, source_hash
 from .rules import (
-    FINITE,
     POSITIVE,
     SECONDS,
     Rule,
-    check_arguments,
     choice,
-    is_finite,
     is_list,
     is_name,
     is_one_of,
-    number,
     sequence,
     similar,
     text,
@@ -40,25 +36,7 @@ if TYPE_CHECKING:
     from ..training.optimisation import Optimisation
 
 INTERNAL = ("candidates", "content", "code", "start", "cell")  # settings that the command sets itself
-MAY_CHANGE_ON_RESUME = frozenset(
-    {
-        *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
-        *("model.form", "model.study", "baselines"),
-        *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
-    }
-)
 VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
-LABELS = {  # settings of `model` that name it in results, not arguments of its class
-    "method": "the name of the method in results and tables; by default that of its class",
-    "form": "the name of a variant, if a method has several",
-    "study": "the name of a study, whose runs are not those of the paper's tables",
-}
-AROUND = {  # settings of `model` for what is put around the network
-    "encoder": "the width of an encoder of the features, or {channels: 64, init: orthogonal}: gat_pyg.models.Encoder",
-    "readout": "the aggregation over the nodes of a graph, such as mean, sum or attentional: gat_pyg.models.Readout",
-    "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
-}
-NAMESAKES = ("GAT",)  # our classes that have the name of a PyG class
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -86,13 +64,7 @@ TRAINER = {
 
 
 UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands for no limit
-CRITERION = Rule("both, accuracy (or micro-F1) or loss", lambda value: is_one_of(value, ("both", "accuracy", "loss")))
 VECTORIZED = Rule("auto, on or off", lambda value: is_one_of(value, VECTORIZE))
-HOPS = sequence(
-    "null or a list of whole numbers, one for each hop: at least 1, or -1 for all neighbours",
-    lambda value: type(value) is int and (value >= 1 or value == -1),
-    None,
-)
 
 
 def _is_entries(value: Any) -> bool:
@@ -110,238 +82,6 @@ TASK = Rule(
     f"null or one of {', '.join(TASKS)}",
     lambda value: value is None or is_one_of(value, TASKS),
 )
-FOLDS = Rule(
-    f"{whole(3, None).expected}, or the path of a file of folds",
-    lambda value: whole(3, None).fits(value) or is_name(value),
-)
-CLASS_WEIGHT = Rule(
-    "null, balanced or a list of finite numbers, at least 0, one for each class",
-    lambda value: is_one_of(value, (None, "balanced")) or is_list(value, is_finite),
-)
-POS_WEIGHT = Rule(
-    "null, balanced, a finite number above 0, or a list of one for each label",
-    lambda value: is_one_of(value, (None, "balanced")) or (is_finite(value) and value > 0) or is_list(value, is_finite),
-)
-SMOOTHING = number("a number from 0 to below 1", lambda value: 0 <= value < 1)
-
-# The groups ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Training:
-    """The settings `training.*`."""
-
-    lr: Annotated[float, FINITE]
-    weight_decay: Annotated[float, FINITE]
-    batch_size: Annotated[int, whole(1)]
-    patience: Annotated[int | None, whole(1, None)]
-    criterion: Annotated[Literal["both", "accuracy", "loss"], CRITERION]
-    max_epochs: Annotated[int, whole(1)]
-    sparse: Annotated[bool | Literal["auto"], choice("auto", True, False)]
-    compile: Annotated[bool, choice(True, False)]
-    cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False)]
-    warmup: Annotated[int, whole(0)]
-    gradient_clip_val: Annotated[float | None, number("null or a number above 0", lambda value: value > 0, None)]
-    ema: Annotated[float | None, number("null or a number between 0 and 1", lambda value: 0 < value < 1, None)]
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The settings `loss.*`: arguments of the task's objective."""
-
-    class_weight: Annotated[list[float] | Literal["balanced"] | None, CLASS_WEIGHT]
-    pos_weight: Annotated[float | list[float] | Literal["balanced"] | None, POS_WEIGHT]
-    label_smoothing: Annotated[float, SMOOTHING]
-    focal: Annotated[float, FINITE]
-    error: Annotated[Literal["mse", "mae", "huber"] | None, choice(None, "mse", "mae", "huber")]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments that differ from the defaults, null and 0."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value}
-
-
-@dataclass(frozen=True)
-class Split:
-    """The settings `split.*`: how data without masks is split, and which of several splits is used."""
-
-    per_class: Annotated[int | None, whole(0, None)]
-    val: Annotated[int | None, whole(0, None)]
-    test: Annotated[int | None, whole(0, None)]
-    seed: Annotated[int, whole(0)]
-    split: Annotated[int | Literal["all"], whole(0, "all")]
-    folds: Annotated[int | str | None, FOLDS]
-    fold: Annotated[int | Literal["all"], whole(0, "all")]
-    column: Annotated[str | None, text("null or the name of a column", None)]
-    time: Annotated[str | None, text("null or the name of a column", None)]
-    scaffold: Annotated[bool, choice(False, True)]
-    file: Annotated[str | None, text("null or the path of an .npz file", None)]
-    draws: Annotated[int | None, whole(2, None)]
-
-    @property
-    def drawn_seed(self) -> int:
-        """The seed of the split: that of number `split` if several are drawn."""
-        return self.seed if self.draws is None else self.seed + int(self.split)
-
-
-@dataclass(frozen=True)
-class Loader:
-    """The settings `loader.*`: whole graphs, or batches of one graph's nodes or links."""
-
-    num_neighbors: Annotated[list[int] | None, HOPS] = None
-    num_parts: Annotated[int | None, whole(1, None)] = None
-    num_links: Annotated[int | None, whole(1, None)] = None
-    batch_size: Annotated[int | None, whole(1)] = None
-    num_workers: Annotated[int | None, whole(0)] = None
-
-    @property
-    def in_batches(self) -> bool:
-        """Return True if a step is a batch of a graph's nodes."""
-        return self.num_neighbors is not None or self.num_parts is not None
-
-    @property
-    def is_drawn(self) -> bool:
-        """Return True if a step is a batch of a graph's nodes or links, drawn at random."""
-        return self.in_batches or self.num_links is not None
-
-
-@dataclass(frozen=True)
-class Factory:
-    """A group of settings for a class or function: its name as `_target_`, and its arguments.
-
-    >>> Factory("model", {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 1})()
-    Linear(in_features=2, out_features=1, bias=True)
-    """
-
-    group: str
-    values: Mapping[str, Any]
-
-    @property
-    def target(self) -> str | None:
-        """The dotted name of the class or function."""
-        return self.values.get("_target_")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """A copy of the arguments."""
-        return {key: copy.deepcopy(value) for key, value in self.values.items() if key != "_target_"}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the argument of this name, or `default` if it is not set."""
-        return self.values.get(key, default)
-
-    def locate(self) -> Any:
-        """Import the class or function.
-
-        Raises:
-            ValueError: if it cannot be found or called.
-        """
-        from hydra.utils import get_object
-
-        name = f"{self.group}._target_={self.target}"
-        try:
-            target = get_object(self.target or "")
-        except Exception as error:
-            cause = error.__cause__ or error
-            raise ValueError(
-                f"{name} cannot be imported ({type(cause).__name__}: {cause}). Give the dotted name of a class or a "
-                "function in an installed package or in a file of the working folder, such as mine.Net for mine.py."
-            ) from error
-        if not callable(target):
-            raise ValueError(f"{name} cannot be called, expected a class or a function.")
-        return target
-
-    def check(self) -> None:
-        """Raise ValueError for arguments that the class or function does not take."""
-        check_arguments(self.group, self.locate(), self.arguments)
-
-    def __call__(self, **others: Any) -> Any:
-        """Instantiate the class or call the function; `others` extend or replace the arguments.
-
-        Raises:
-            ValueError: if it rejects the arguments; the message includes its error.
-        """
-        from hydra.errors import HydraException
-        from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-        from .conf import instantiate
-
-        try:
-            return instantiate(self.values, _convert_="all", **others)
-        except Exception as error:
-            cause = error.__cause__ if isinstance(error, HydraException) else error  # as Hydra 1.4 raises it
-            if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
-                raise
-            hint = " On this machine, trainer=cpu may work." if _NO_DEVICE.search(str(cause)) else ""
-            text = " ".join(str(cause).split())
-            if str(self.target).startswith("gat_pyg."):  # its message is complete
-                raise ValueError(text) from error
-            settings = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
-            message = f"{self.group}._target_={self.target}: {text}{hint} Its settings: {settings}."
-            raise ValueError(message) from error
-
-
-_NO_DEVICE = re.compile(r"accelerator is not available")  # part of Lightning's message
-
-
-@dataclass(frozen=True)
-class ModelFactory(Factory):
-    """The settings `model.*`: the model's arguments, and the names by which the report finds the results.
-
-    The names are the `method` (by default the class's name), its `form` if a method has several, and the `study` that
-    the run is part of if it is not for the paper's tables.
-
-    >>> ModelFactory("model", {"_target_": "gat_pyg.models.GAT", "form": "text", "study": "ablation"}).name
-    'GAT: text'
-    """
-
-    @property
-    def method(self) -> str:
-        """The method, a row of a table."""
-        kind = str(self.target).rpartition(".")[2]
-        namesake = kind in NAMESAKES and not str(self.target).startswith("gat_pyg.")
-        return str(self.get("method") or (f"PyG's {kind}" if namesake else kind))
-
-    @property
-    def name(self) -> str:
-        """The method with its form and study, as results show it."""
-        form, study = self.get("form"), self.get("study")
-        if study == "ablation":
-            return f"{self.method}: {form}"
-        return self.method + (f" ({form})" if form else "") + (f", {study}" if study else "")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """A copy of the arguments."""
-        return {key: value for key, value in super().arguments.items() if key not in {*LABELS, *AROUND}}
-
-    @property
-    def encoder(self) -> dict[str, Any] | None:
-        """The `channels` of an encoder of the features, and its `init` if it is set; None without an encoder."""
-        encoder = self.get("encoder")
-        return encoder if encoder is None or isinstance(encoder, dict) else {"channels": encoder}
-
-    def check(self) -> None:
-        """Raise ValueError if the class is not a model, or does not take the arguments."""
-        from torch import nn
-
-        target = self.locate()
-        if not inspect.isclass(target) or not issubclass(target, nn.Module):
-            raise ValueError(f"model._target_={self.target} is not a torch.nn.Module, expected the class of one.")
-        for label in LABELS:
-            if not isinstance(self.get(label), (str, type(None))):
-                raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
-        if (encoder := self.encoder) is not None:
-            channels = encoder.get("channels")
-            if type(channels) is not int or channels < 1 or encoder.keys() - {"channels", "init"}:
-                raise ValueError(
-                    f"model.encoder is {self.get('encoder')!r}, expected a width, at least 1, or a mapping such as "
-                    "{channels: 64, init: orthogonal}."
-                )
-        arguments = self.arguments
-        if self.get("readout") is not None and "head_layers" not in inspect.signature(target).parameters:
-            arguments.pop("head_layers", None)  # of the readout
-        check_arguments(self.group, target, arguments, AROUND)
 
 
 # All settings -------------------------------------------------------------------------------------------------------
@@ -351,7 +91,6 @@ FACTORIES = {
     **{"encoding": Factory, "optimizer": Factory, "scheduler": Factory},
 }
 OPTIONAL = ("encoding", "logger", "scheduler")  # groups that may be empty
-GROUPS = {"training": Training, "loss": Loss, "split": Split, "loader": Loader}
 
 
 @dataclass(frozen=True)
@@ -372,26 +111,27 @@ class Settings:
     task: Annotated[str | None, TASK]
     metric: Annotated[str | None, METRIC]
     seed: Annotated[int, whole(0)]
-    runs: Annotated[int, whole(1)]
-    vectorize: Annotated[bool | Literal["auto"], VECTORIZED]
-    seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto")]
-    processes: Annotated[int, whole(1)]
+    runs: Annotated[int, whole(1), Mark.UNUSED]
+    vectorize: Annotated[bool | Literal["auto"], VECTORIZED, Mark.RESUMES]
+    seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto"), Mark.RESUMES]
+    processes: Annotated[int, whole(1), Mark.RESUMES]
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
     datasets: Annotated[str | list[str | list[str]] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
-    ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
+    ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None), Mark.RESUMES, Mark.UNUSED]
     from_: Annotated[str | None, text("null or the folder of a run", None)]  # the setting `from`
-    checkpoint_every: Annotated[float, SECONDS]
+    checkpoint_every: Annotated[float, SECONDS, Mark.RESUMES]
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
-    outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
-    results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
-    baselines: Annotated[bool | Literal["auto"], choice("auto", True, False)]
+    outputs: Annotated[str, text("the path of a folder, such as outputs or ./1"), Mark.UNUSED]
+    results: Annotated[str, text("the path of a file, such as results.jsonl or ./1"), Mark.UNUSED]
+    baselines: Annotated[bool | Literal["auto"], choice("auto", True, False), Mark.RESUMES, Mark.UNUSED]
     # See `INTERNAL`: hashes of the candidates of protocol=errica, of the data files, and of users' source
-    candidates: Annotated[list[str] | None, CANDIDATES] = None
+    candidates: Annotated[list[str] | None, CANDIDATES, Mark.UNUSED] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
     code: Annotated[str | None, text("null or a hash", None)] = None
     start: Annotated[str | None, text("null or a hash", None)] = None  # of the content of `from`
-    cell: Annotated[str | None, text("null or a name in methods", None)] = None  # the method, in a cell of a table
+    # The method, in a cell of a table
+    cell: Annotated[str | None, text("null or a name in methods", None), Mark.UNUSED] = None
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
     suited: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # NAME=VALUE of those chosen by the data
 
@@ -612,12 +352,10 @@ class Settings:
 def rules() -> dict[str, Rule]:
     """Return the rules of all settings by their dotted names, those of the trainer last."""
     kinds = {"": Settings, **{f"{group}.": kind for group, kind in GROUPS.items()}}
-    hints = {f"{prefix}{key}".rstrip("_"): hint for prefix, kind in kinds.items() for key, hint in _hints(kind).items()}
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")} | TRAINER
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    annotations = {
+        f"{prefix}{key}".rstrip("_"): hint for prefix, kind in kinds.items() for key, hint in hints(kind).items()
+    }
+    return {name: hint.__metadata__[0] for name, hint in annotations.items() if hasattr(hint, "__metadata__")} | TRAINER
 
 
 def _names(config: DictConfig) -> Iterator[str]:
@@ -647,6 +385,16 @@ def _resolved(config: DictConfig, name: str) -> Any:
     return OmegaConf.to_container(value, resolve=True) if isinstance(value, (DictConfig, ListConfig)) else value
 
 
+# Settings that may change on resume
+RESUMES = frozenset(
+    {
+        *marked(Mark.RESUMES, "", Settings),
+        *marked(Mark.RESUMES, "loader.", Loader),
+        *("model.form", "model.study"),
+        *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
+    }
+)
+
 # Runs on disk -------------------------------------------------------------------------------------------------------
 
 
@@ -657,7 +405,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     'training.lr was 0.1, is 0.2'
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
+    names = [name for name in names if name not in RESUMES]
     if "training.max_epochs" in names and "trainer.max_epochs" in names:  # by default the same
         names.remove("trainer.max_epochs")
     titles = {"content": "the content of the data files", "code": "the source of your own classes"}

@@ -37,10 +37,11 @@ from ..runs.result import CONFIG, ERRICA, Result, settings_in
 from ..runs.stacked import grouped, stack_key
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.errors import message
+from ..settings.factory import ModelFactory
 from ..settings.hashing import flattened
 from ..settings.names import dataset_name
 from ..settings.overrides import check_recipe, misused_group, names_of, translated
-from ..settings.settings import ModelFactory, Settings, differences
+from ..settings.settings import Settings, differences
 from .messages import summary_of_splits
 
 Train = Callable[[Sequence[Job]], list[float | Exception]]

@@ -30,9 +30,10 @@ from ..runs.defaults_by_data import suited
 from ..runs.folder import LOCK, SWEEP
 from ..runs.pruning import PrunedError, pruned_by
 from ..settings.errors import message
+from ..settings.factory import Factory
 from ..settings.hashing import config_hash
 from ..settings.overrides import names_of, translated
-from ..settings.settings import Factory, Settings
+from ..settings.settings import Settings
 from .job import DivergedError
 from .ranking import BestSettings, Setting
 

@@ -18,7 +18,8 @@ from ..data.links import with_other_pairs
 from ..runs.build import build_data, build_module, build_trainer, settings_of
 from ..runs.process import deterministic, elements, suited_threads
 from ..runs.result import CHECKPOINT, result_in
-from ..settings.settings import Factory, Settings
+from ..settings.factory import Factory
+from ..settings.settings import Settings
 from ..tasks.metrics import metric_named
 from ..tasks.objective import Objective, any_known
 from ..tasks.task import Task
