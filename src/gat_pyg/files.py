@@ -8,18 +8,20 @@ import importlib.metadata
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import lock_descriptor
 from packaging.requirements import Requirement
 
 from .terminal import print_message
 
+T = TypeVar("T")
 PART = ".*.[0-9]*.part"  # pattern of incomplete files, whose names contain a process id: see `write_whole`
 PATIENCE = 5.0  # seconds of waiting for a lock before a message
+PAUSE = 0.01  # seconds between two attempts
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # packages that are imported by another name
 FULL = {  # errors of a full disk
     errno.ENOSPC: "the disk is full",
@@ -101,12 +103,28 @@ def full(error: BaseException | None) -> int | None:
 
 def lock(descriptor: int, path: Path) -> None:
     """Wait for a lock on the open file at `path`, which is released when the file is closed or the process dies."""
+    _wait_for(path, lambda: _takes(descriptor, path) or None)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Context manager: hold the lock of the file at `path`, waiting while another process has it; then remove it."""
+    descriptor = _wait_for(path, lambda: try_lock(path))
+    try:
+        yield
+    finally:
+        unlock(path, descriptor)
+
+
+def _wait_for(path: Path, take: Callable[[], T | None]) -> T:
+    """Return what `take` returns once it is not None; after `PATIENCE`, print which file is waited for."""
     start, reported = time.monotonic(), False
-    while not _takes(descriptor, path):
+    while (taken := take()) is None:
         if not reported and time.monotonic() - start > PATIENCE:
             print_message(f"Waiting for {path}, which another process has locked")
             reported = True
-        time.sleep(0.01)
+        time.sleep(PAUSE)
+    return taken
 
 
 def _takes(descriptor: int, path: Path) -> bool:

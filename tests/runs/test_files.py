@@ -531,7 +531,7 @@ def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, m
     child = try_lock(place / "1.lock")
     part = place / ".result.json.7.part"  # which it is writing
     part.touch()
-    monkeypatch.setattr(folder.time, "sleep", lambda seconds: (part.unlink(), unlock(place / "1.lock", child)))
+    monkeypatch.setattr(gat_pyg.files.time, "sleep", lambda seconds: (part.unlink(), unlock(place / "1.lock", child)))
     with folder.Job(None, place).held(try_lock(place / ".lock")):
         assert not part.exists()
     assert not [*place.iterdir()]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import time
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..files import try_lock, unlock, write_whole
+from ..files import locked, write_whole
 from ..tasks.encodings import Encoding
 from ..tasks.objective import SPLITS
 from ..tasks.preparation import build_transform
@@ -105,7 +103,7 @@ def _kept(path: Path, N: int, graphs: Sequence[Data], encoding: Encoding) -> Ten
         return rows
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_name(f".{path.stem}.lock")):
+        with locked(path.with_name(f".{path.stem}.lock")):
             rows = _read(path, N)  # another process may have written it
             if rows is None:
                 rows = torch.cat([encoding.columns(data) for data in graphs])
@@ -129,14 +127,3 @@ def _read(path: Path, N: int) -> Tensor | None:
 def _write(rows: Tensor, path: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, encoding=rows.numpy())
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Context manager: lock a file as the only process, and remove it afterwards."""
-    while (descriptor := try_lock(path)) is None:
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        unlock(path, descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from ..distributed.ranks import is_first, rank_zero_print, shared_store
-from ..files import PART, try_lock, unlock, write_whole
+from ..files import PART, locked, try_lock, unlock, write_whole
 from ..settings.hashing import flattened
 from ..settings.names import CREATED
 from ..settings.settings import Settings, differences
@@ -26,7 +25,6 @@ from .result import CHECKPOINT, CONFIG, RESULT, Result, append, result_in, setti
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them
 AT_ONCE = 100  # jobs that one process holds at the same time: each has an open file, its lock
-PAUSE = 0.2  # seconds between two attempts to lock a file
 LOCK, SWEEP = ".lock", "multirun.yaml"
 # The direction of a search by Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
 DIRECTIONS = {
@@ -150,13 +148,9 @@ class Job(NamedTuple):
 
         After a kill of the job, such a process ends after its epoch. A job that resumes the folder waits for that.
         """
-        path = self.folder / f"{rank}{LOCK}"
-        lock = _wait_for(path)
-        try:
+        with locked(self.folder / f"{rank}{LOCK}"):
             end_with(parent)
             yield
-        finally:
-            unlock(path, lock)
 
     @contextmanager
     def held(self, lock: int) -> Iterator[None]:
@@ -170,7 +164,8 @@ class Job(NamedTuple):
         ended = False
         try:
             for path in self.folder.glob(f"[0-9]*{LOCK}"):
-                unlock(path, _wait_for(path))
+                with locked(path):
+                    pass
             _remove_parts(self.folder)
             yield
             ended = True
@@ -227,17 +222,6 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
     finally:
         drop_empty(fresh)
         drop_empty(folder)
-
-
-def _wait_for(path: Path) -> int:
-    """Lock a file as `try_lock` does, but wait for another process that holds it."""
-    reported = False
-    while (lock := try_lock(path)) is None:
-        if not reported:
-            rank_zero_print(f"Waiting for a process that a killed job left in {relative_path(path.parent)}")
-        reported = True
-        time.sleep(PAUSE)
-    return lock
 
 
 def _remove_parts(folder: Path) -> None:
