@@ -311,25 +311,8 @@ class Encoded(Wrapper):
         """False: the encoder reads dense columns."""
         return False
 
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Any = None,
-        edge_attr: Tensor | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
-        num_sampled_nodes_per_hop: Sequence[int] | None = None,
-        num_sampled_edges_per_hop: Sequence[int] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Any = None, edge_attr: Tensor | None = None, **options: Any) -> Tensor:
         """Return the model's output for x `[N, F]` and edge_attr `[E, D]`; the other arguments are the model's."""
         if self.edge_encoder is not None and edge_attr is not None:
             edge_attr = self.edge_encoder(edge_attr)
-        return self._called(
-            self.encoder(x),
-            edge_index,
-            edge_attr=edge_attr,
-            batch=batch,
-            batch_size=batch_size,
-            num_sampled_nodes_per_hop=num_sampled_nodes_per_hop,
-            num_sampled_edges_per_hop=num_sampled_edges_per_hop,
-        )
+        return self._called(self.encoder(x), edge_index, edge_attr=edge_attr, **options)

@@ -59,13 +59,10 @@ class LinkScores(Wrapper):
         x: Tensor,
         edge_index: Any = None,
         edge_attr: Tensor | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
-        num_sampled_nodes_per_hop: Sequence[int] | None = None,
-        num_sampled_edges_per_hop: Sequence[int] | None = None,
         *,
         edge_label_index: Tensor,
         edge_label_attr: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         """Return `[L]`, or `[L, T]` if the decoder has T outputs.
 
@@ -73,21 +70,11 @@ class LinkScores(Wrapper):
             x: `[N, F]`.
             edge_index: as the model takes it, the message-passing edges.
             edge_attr: `[E, D]`.
-            batch, batch_size: the graph of each node `[N]`, and the number of graphs; passed likewise.
-            num_sampled_nodes_per_hop, num_sampled_edges_per_hop: of sampled neighbourhoods of the pairs' nodes, which
-                come first; passed if the model's forward takes them.
             edge_label_index: the pairs `[2, L]`.
             edge_label_attr: their features `[L, D]`, which only a decoder with `edge_dim` reads.
+            **options: other arguments of the model's forward, such as `batch`.
         """
-        z = self._called(
-            x,
-            edge_index,
-            edge_attr=edge_attr,
-            batch=batch,
-            batch_size=batch_size,
-            num_sampled_nodes_per_hop=num_sampled_nodes_per_hop,
-            num_sampled_edges_per_hop=num_sampled_edges_per_hop,
-        )
+        z = self._called(x, edge_index, edge_attr=edge_attr, **options)
         return self._decoded(z, edge_label_index, edge_label_attr)
 
     def _decoded(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None) -> Tensor:

@@ -80,6 +80,7 @@ class Readout(Wrapper):
         edge_attr: Tensor | None = None,
         batch: Tensor | None = None,
         batch_size: int | None = None,
+        **options: Any,
     ) -> Tensor:
         """Return `[G, K]`.
 
@@ -89,8 +90,9 @@ class Readout(Wrapper):
             edge_attr: `[E, D]`.
             batch: `[N]`, the graph of each node; None for a single graph.
             batch_size: G, needed if the last graphs may have no nodes.
+            **options: other arguments of the model's forward.
         """
-        out = self._called(x, edge_index, edge_attr=edge_attr, batch=batch, batch_size=batch_size)
+        out = self._called(x, edge_index, edge_attr=edge_attr, batch=batch, batch_size=batch_size, **options)
         if batch is None:  # PyG would count the graphs, which torch.func.vmap cannot
             batch, batch_size = torch.zeros(out.size(-2), dtype=torch.long, device=out.device), 1
         pooled: Tensor = self.aggr(out, batch, dim_size=batch_size)

@@ -27,7 +27,7 @@ class Wrapper(nn.Module):
         super().__init__()
         if members(model).has_loss:
             raise ValueError(f"{type(model).__name__} has its own loss over nodes. {advice}")
-        self._inputs = Inputs.of(model)
+        self.inner_inputs = Inputs.of(model)  # calls of the wrapper take these arguments, too
 
     @property
     def num_hops(self) -> int | None:
@@ -37,7 +37,7 @@ class Wrapper(nn.Module):
     @property
     def supports_edge_attr(self) -> bool:
         """True if edge features are used."""
-        return "edge_attr" in self._inputs.names
+        return "edge_attr" in self.inner_inputs.names
 
     @property
     def supports_sparse_features(self) -> bool:
@@ -52,4 +52,4 @@ class Wrapper(nn.Module):
 
     def _called(self, x: Tensor, edge_index: Any, **options: Any) -> Tensor:
         """Call the model with the arguments that it takes, except for those that are None."""
-        return self._inputs.select(self.model, x, edge_index, **options)
+        return self.inner_inputs.select(self.model, x, edge_index, **options)

@@ -28,6 +28,7 @@ class Members(NamedTuple):
     penalty: Callable[[Tensor, Data], Tensor] | None = None  # a term of the loss
     fit: Callable[[Data], None] | None = None  # fits the model in one call, without epochs
     inference: Callable[..., Tensor] | None = None  # computes the output layer by layer from a loader
+    inner_inputs: Inputs | None = None  # of the model inside, to which `**options` of the forward are passed
     preparation: Preparation | None = None  # of a trained run, as is the objective
     objective: Objective | None = None
     returns_predictions: bool = False  # True if the output is that of `objective.predictions`
@@ -74,11 +75,15 @@ class Inputs:
 
     @classmethod
     def of(cls, model: nn.Module) -> Inputs:
-        """Return the inputs of a model, without `edge_attr` if it does not support edge features."""
-        forward = signature(uncompiled(model).forward).parameters
+        """Return the inputs of a model, without `edge_attr` if it does not support edge features.
+
+        A model around another one may pass others on as `**options`: those of its member `inner_inputs`.
+        """
+        forward, inner = signature(uncompiled(model).forward).parameters, members(model).inner_inputs
         second = [*forward.values()][1:2]
         has_edges = any(p.default is p.empty and p.kind in POSITIONAL and p.name not in BY_NAME for p in second)
         names, batch = frozenset(forward) | ({"edge_index"} if has_edges else set()), forward.get("batch")
+        names = names if inner is None else names | inner.names
         needs_batch = batch is not None and batch.default is Parameter.empty
         return cls(names if members(model).supports_edge_attr else names - {"edge_attr"}, needs_batch)
 

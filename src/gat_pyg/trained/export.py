@@ -162,7 +162,8 @@ class Prepared(nn.Module):
         if batch is not None:
             num_graphs = batch.max().item() + 1
             torch._check(num_graphs >= 1)
-        out: Tensor = self.predictor(x, edge_index, edge_attr, batch, num_graphs, edge_label_index, edge_label_attr)
+        pairs = {"edge_label_index": edge_label_index, "edge_label_attr": edge_label_attr}
+        out: Tensor = self.predictor(x, edge_index, edge_attr, batch=batch, batch_size=num_graphs, **pairs)
         return out
 
     def example(self, N: int, E: int, G: int, L: int, draw: torch.Generator) -> dict[str, Tensor]:

@@ -134,18 +134,17 @@ class Predictor(nn.Module):
         super().__init__()
         self.models = nn.ModuleList(models)
         self.run_objective = objective  # not `objective`, which would be applied to the output once more
-        self._inputs = Inputs.of(models[0])
+        self.inner_inputs = Inputs.of(models[0])
 
     def forward(
         self,
         x: Tensor,
         edge_index: Any = None,
         edge_attr: Tensor | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
+        *,
         edge_label_index: Tensor | None = None,
-        edge_label_attr: Tensor | None = None,
         outputs: bool = False,
+        **options: Any,
     ) -> Tensor:
         """Return the predictions for features `[N, F]` that are prepared as the run's data.
 
@@ -153,20 +152,14 @@ class Predictor(nn.Module):
             x: `[N, F]`.
             edge_index: as the models take it.
             edge_attr: `[E, D]`.
-            batch, batch_size: the graph of each node `[N]`, and the number of graphs.
             edge_label_index: pairs of nodes `[2, L]`, if the models predict those.
-            edge_label_attr: their features `[L, D]`, if a decoder reads them.
             outputs: if true, return instead the output of each of the S models, `[S, n, K]`, or `[S, L]` for links.
+            **options: other arguments of the models' forward: `batch` and `batch_size` of several graphs, and the
+                features `edge_label_attr` of pairs, if a decoder reads them.
         """
-        options = {
-            "edge_attr": edge_attr,
-            "batch": batch,
-            "batch_size": batch_size,
-            "edge_label_index": edge_label_index,
-            "edge_label_attr": edge_label_attr,
-        }
+        options |= {"edge_attr": edge_attr, "edge_label_index": edge_label_index}
         pairs = Data(edge_label_index=edge_label_index)
-        outs = [self._inputs.select(model, x, edge_index, **options) for model in self.models]
+        outs = [self.inner_inputs.select(model, x, edge_index, **options) for model in self.models]
         outs = [self.run_objective.scores(out, pairs) for out in outs]
         if outputs:
             return torch.stack(outs)
