@@ -994,7 +994,7 @@ def test_graphs_that_differ_or_are_none_are_errors(dataset: Any, message: str):
 
 
 def test_an_unknown_task_is_an_error():
-    with pytest.raises(ValueError, match="mine: task is 'nodes', expected None or one of node_classification, "):
+    with pytest.raises(ValueError, match="mine: task is 'nodes', expected None or one of node_regression, "):
         from_dataset(ring(), "mine", task="nodes")
 
 

@@ -422,7 +422,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
     if decoder is None or not task.objective.has_pairs:
         return None
     options = {"decoder": decoder} if isinstance(decoder, str) else dict(decoder)
-    if item == "link":
+    if not task.objective.has_columns:
         return {"channels": K, **options}
     if options.setdefault("decoder", "mlp") == "mlp":
         options.setdefault("combine", "concat")  # an edge has a direction

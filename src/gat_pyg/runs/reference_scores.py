@@ -118,7 +118,7 @@ def simple_baselines(task: Task) -> Baselines:
     needs("sklearn", "baselines")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a limit on iterations, and of bootstrap samples with labels of one kind
-        outputs = {name: (out, y) for name, out, y in (_of_links if task.objective.item == "link" else _of_rows)(task)}
+        outputs = {name: (out, y) for name, out, y in (_of_links if task.objective.draws_pairs else _of_rows)(task)}
         scores = {name: score for name, its in outputs.items() if (score := _score(task, *its)) == score}
         if not scores:
             return Baselines({}, 0.0)

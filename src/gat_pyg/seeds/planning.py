@@ -148,7 +148,7 @@ def plan_stack(
 
     `objective` is as in `trial`, by default the task's.
     """
-    if task.objective.item == "link":
+    if task.objective.draws_pairs:
         return f"{task.name} draws other negative links for each seed"
     memory = trial(models, objective or task.objective, _largest_batch(task, batch_size, sparse), device)
     if memory.obstacle:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..tasks.metrics import ALIASES, METRICS, TASKS
+from ..tasks.metrics import ALIASES, METRICS
 from .factory import Factory, ModelFactory
 from .groups import GROUPS, Loader, Loss, Mark, Split, Training, hints, marked
 from .hashing import config_hash, content_of_run, data_settings, flattened, hashed, source_hash
@@ -78,9 +78,17 @@ METRIC = Rule(
     f"null or one of {', '.join(METRICS)}",
     lambda value: value is None or is_one_of(value, (*METRICS, *ALIASES)),
 )
+
+
+def _is_task(value: Any) -> bool:
+    from ..tasks.objectives import TASKS  # imports torch
+
+    return is_one_of(value, TASKS)
+
+
 TASK = Rule(
-    f"null or one of {', '.join(TASKS)}",
-    lambda value: value is None or is_one_of(value, TASKS),
+    "null or a task, such as node_classification, edge_regression, graph_classification or link_prediction",
+    lambda value: value is None or _is_task(value),
 )
 
 

@@ -23,6 +23,7 @@ class _Labels(Objective):
 
     goal = "classification"
     by_class = True
+    calibrates = True
 
     @classmethod
     def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:

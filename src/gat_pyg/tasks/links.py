@@ -51,6 +51,8 @@ class LinkLabels(OfEdges, Binary):
     item = "link"
     goal = "prediction"
     column = "dimension"
+    draws_pairs = True
+    has_columns = False
     measures = RANKED_LINKS
     predicts = "links"
 

@@ -198,4 +198,3 @@ def metric_named(name: str, targets: Sequence[str] | None = None) -> Metric:
 
 
 LINKS = "link_prediction"
-TASKS = (*(f"{item}_{kind}" for item in ("node", "edge", "graph") for kind in ("classification", "regression")), LINKS)

@@ -40,6 +40,9 @@ class Objective(ABC):
     measures: ClassVar[Mapping[str, Measure | None]]  # the metrics that fit, as in `gat_pyg.tasks.metrics`
     loss_options: ClassVar[tuple[str, ...]] = ()  # the arguments that change the loss
     has_pairs: ClassVar[bool] = False  # True if rows are pairs of nodes
+    draws_pairs: ClassVar[bool] = False  # True if a training step draws negative pairs, which are rows too
+    has_columns: ClassVar[bool] = True  # False if a row of the predictions is a single number, and K another width
+    calibrates: ClassVar[bool] = False  # True if the predictions can be calibrated on the validation
     by_class: ClassVar[bool] = False  # True if training rows are drawn in equal numbers from each class
 
     @property

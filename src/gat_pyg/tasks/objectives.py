@@ -21,6 +21,7 @@ OBJECTIVES: tuple[type[Objective], ...] = (  # for each item in the order in whi
     *(GraphTargets, GraphMultiLabels, GraphLabels),
     LinkLabels,
 )
+TASKS = tuple(dict.fromkeys(f"{kind.item}_{kind.goal}" for kind in OBJECTIVES))
 
 
 def objective_for(y: Sequence[Tensor], item: str, goal: str | None) -> type[Objective]:

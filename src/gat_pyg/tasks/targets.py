@@ -63,6 +63,7 @@ class Targets(Objective):
 
     goal = "regression"
     column = "target"
+    calibrates = True
     measures = QUANTITIES
     loss_options = ("error",)
 

@@ -239,7 +239,7 @@ class Task:
         else:
             self._check_graphs(graph_names)
         train = self.labels("train")
-        if self.objective.item != "link" and are_equal(train):  # whose other pairs are drawn in each step
+        if not self.objective.draws_pairs and are_equal(train):
             reason = "all known training labels are equal, so there is nothing to learn"
             warnings.warn(f"{self.name}: {reason}. Check y and the split.", stacklevel=3)
         object.__setattr__(self, "objective", self.objective.fitted(train))

@@ -185,7 +185,7 @@ def _paths(tables: Any) -> Iterator[str | Path]:
 def _read(trained: Trained, data: Any) -> list[Data]:
     """Return the graphs of data, of links with other pairs if there are none."""
     graphs = trained.read(data).graphs
-    if trained.objective.item == "link":
+    if trained.objective.draws_pairs:
         are_links = [graph.get("edge_label_index") is not None and _labels(graph) is None for graph in graphs]
         graphs = [
             with_other_pairs(graph, "data") if is_of_links else graph

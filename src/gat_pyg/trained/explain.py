@@ -250,11 +250,11 @@ def _item(run: Trained, data: Any, node: Any, graph: Any, link: Any) -> _Item:
     if wanted is None:
         flag = "link, both ends" if objective.has_pairs else f"{objective.item}, its id or number"
         raise ValueError(f"The run predicts {objective.predicts}: give {flag}.")
-    if data is None and objective.item == "link":  # on the graph of the test
+    if data is None and objective.draws_pairs:  # on the graph of the test
         graphs, ids = run.task.test, dict[str, Any]()
     else:
         graphs, ids = run.read(data)[:2]
-    if objective.item == "link" and run.node_ids is not None:
+    if objective.draws_pairs and run.node_ids is not None:
         ids = {"node": run.node_ids}  # those of `data` are of its pairs
     number = 0
     if objective.item == "graph" or len(graphs) > 1:
@@ -370,7 +370,7 @@ def _goal(run: Trained, item: _Item, output: str | None) -> _Goal:
     """Return the prediction to explain: `output`, or the most probable class or label, or the first target."""
     preparation, objective, trained = run.preparation, run.objective, run.predictor
     out, model = item.call(trained), cast(nn.Module, trained)
-    values, is_link = out[item.row], objective.item == "link"
+    values, is_link = out[item.row], not objective.has_columns
     names = [] if is_link else [*map(str, preparation.class_names or range(objective.out_channels))]
     if objective.column == "target":
         names = run.columns

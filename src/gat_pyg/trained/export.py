@@ -202,7 +202,7 @@ class Prepared(nn.Module):
             size = SIZE_OF.get(key, "pairs")
             shape = [2, size] if key.endswith("_index") else [size] if width is None else [size, width]
             inputs[key] = {"dtype": "int64" if width is None else "float32", "shape": shape}
-        shape = [ROWS[objective.item]] + [objective.out_channels] * (objective.item != "link")
+        shape = [ROWS[objective.item]] + [objective.out_channels] * objective.has_columns
         return {
             "predicts": objective.predicts,
             "inputs": inputs,

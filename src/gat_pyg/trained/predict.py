@@ -176,7 +176,7 @@ def selected(trained: Trained, data: Any) -> Selected:
         ValueError: if there is no row.
     """
     objective = trained.objective
-    if data is None and objective.item == "link":
+    if data is None and objective.draws_pairs:
         return _test_pairs(trained)
     rows: Rows = trained.read(data)
     known = [labels_of(graph, objective) for graph in rows.graphs]

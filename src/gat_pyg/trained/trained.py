@@ -157,7 +157,7 @@ class Trained:
     @property
     def columns(self) -> list[str]:
         """The names of the columns with predictions."""
-        if self.objective.item == "link":
+        if not self.objective.has_columns:
             return ["probability"]
         K, names = self.objective.out_channels, list(self.preparation.class_names or ())
         if self.objective.column != "target":

@@ -236,7 +236,7 @@ def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calib
 
 def can_calibrate(objective: Objective) -> bool:
     """Return True for classes, labels and regression targets; False for links and the objectives of other packages."""
-    return objective.item != "link" and type(objective) in OBJECTIVES
+    return objective.calibrates and type(objective) in OBJECTIVES
 
 
 @torch.no_grad()

@@ -123,7 +123,7 @@ class CudaGraphs:
     def _obstacle(module: Supervised) -> str | None:
         """Return the reason that no step of the module can be captured, or None."""
         trainer = module.trainer
-        if module.objective.item == "link":
+        if module.objective.draws_pairs:
             return "the negative links are sampled in each step"
         if trainer.strategy.root_device.type != "cuda":
             return f"the device is a {trainer.strategy.root_device.type}"

@@ -339,7 +339,7 @@ class Transductive(Supervised):
         Negative links also depend only on both: all processes draw those of the step, and each takes its share.
         """
         self._set_key(torch.tensor(key_of(seed, epoch)))
-        if self.objective.item == "link":
+        if self.objective.draws_pairs:
             seed_negatives(seed, epoch)
 
     def _set_key(self, key: Tensor) -> None:

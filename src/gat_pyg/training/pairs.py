@@ -45,7 +45,7 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
         self.sampler, self.objective, self.steps = sampler, objective, steps
         self.data = copy.copy(data)
         self.data.share = place
-        self.hides = objective.item == "link"
+        self.hides = objective.draws_pairs
         if self.hides:
             non_links(data)  # sorts the known links before a worker process starts
             order = self.edge_permutation

@@ -14,8 +14,9 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
 from ...tasks.checks import check_graph
-from ...tasks.metrics import LINKS, TASKS
+from ...tasks.metrics import LINKS
 from ...tasks.objective import MASKS, SPLITS
+from ...tasks.objectives import TASKS
 from ...tasks.preparation import UNDIRECTED
 from ...tasks.task import Task
 from ..links import link_task

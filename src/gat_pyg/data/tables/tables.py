@@ -11,8 +11,9 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import is_undirected
 
-from ...tasks.metrics import LINKS, TASKS
+from ...tasks.metrics import LINKS
 from ...tasks.objective import MASKS, any_known
+from ...tasks.objectives import TASKS
 from ...tasks.task import Task
 from ..arrays.from_pyg import name_of_file
 from ..links import divided_links, link_task
