@@ -128,9 +128,9 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         transforms = [build_transform(transform) for transform in self.transforms]
         if data.x.layout != torch.strided:
             data.x = data.x.to_dense()
-        encoded = data.x if data.x.dim() == 2 and data.x.size(1) == self.in_channels else None
-        if encoded is not None:
-            data.x = encoded[:, : self.num_features]
+        whole = data.x if data.x.dim() == 2 and data.x.size(1) == self.in_channels else None  # has its encodings
+        if whole is not None:
+            data.x = whole[:, : self.num_features]
         x, fitted = data.x, self.fits(data.x)
         data = _transformed_graphs(data, transforms) if transforms else data
         has_its_nodes = len(x) == len(data.x)
@@ -143,8 +143,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
             data.x = x  # already prepared: standardising again would change it, normalising would round it
         data.x = data.x.to(torch.get_default_dtype())
         self._check_width(data.x, self.num_features)
-        if encoded is not None and has_its_nodes:
-            data.x = torch.cat([data.x, encoded[:, self.num_features :].to(data.x.dtype)], 1)
+        if whole is not None and has_its_nodes:
+            data.x = torch.cat([data.x, whole[:, self.num_features :].to(data.x.dtype)], 1)
         elif self.encoding is not None:
             data = _transformed_graphs(data, [build_transform(self.encoding)])
         self._check_edge_attr(data)
@@ -266,18 +266,15 @@ def row_sums(features: Sequence[Tensor], num_features: int | None = None) -> Ten
         >>> row_sums([torch.tensor([[3.0, -4.0], [0.0, 0.0]])])
         tensor([7.])
     """
-    step = max(1, sum(map(len, features)) // SAMPLE)
-    rows = (x if x.layout == torch.sparse_csr else x[::step] for x in features)
-    sums = torch.cat([_sums(x, num_features or x.size(1)) for x in rows])
-    return sums[sums > 0]
-
-
-def _sums(x: Tensor, num_features: int) -> Tensor:
-    if x.layout == torch.sparse_csr:
-        values = x.values().float().abs() * (x.col_indices() < num_features)
-        return torch.segment_reduce(values, "sum", offsets=x.crow_indices().long())
-    sums: Tensor = x[:, :num_features].float().norm(p=1, dim=1)  # without a copy of the absolute values
-    return sums
+    step, sums = max(1, sum(map(len, features)) // SAMPLE), []
+    for x in features:
+        if x.layout == torch.sparse_csr:
+            values = x.values().float().abs() * (x.col_indices() < (num_features or x.size(1)))
+            sums.append(torch.segment_reduce(values, "sum", offsets=x.crow_indices().long()))
+        else:
+            sums.append(x[::step, :num_features].float().norm(p=1, dim=1))  # without a copy of the absolute values
+    result = torch.cat(sums)
+    return result[result > 0]
 
 
 def row_range(features: Sequence[Tensor]) -> tuple[float, float] | None:
@@ -290,19 +287,16 @@ def row_range(features: Sequence[Tensor]) -> tuple[float, float] | None:
 
 
 def attach(model: nn.Module, preparation: Preparation | None, objective: Objective | None = None) -> None:
-    """Set `model.preparation` and `model.objective`, and check the features in the first call of the model.
+    """Set `model.preparation` and `model.objective`, and check the features in each call of the model.
 
-    The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
-    `torch.func`-transformed code, where values cannot be read. Of a model that returns standardised targets, the
-    pre-hook stays, to warn at exports.
+    The check is a forward pre-hook: of the width each time, and of the range of the features in the first call. It does
+    not run in compiled, traced, captured and `torch.func`-transformed code, where values cannot be read. A model that
+    returns standardised targets warns of that at exports.
     """
-    if (check := getattr(model, "_first_check", None)) is not None:
-        check.remove()
-    object.__setattr__(model, "preparation", preparation)
-    object.__setattr__(model, "objective", objective)
-    object.__setattr__(model, "_is_checked", False)
-    if preparation is not None:
-        object.__setattr__(model, "_first_check", model.register_forward_pre_hook(_check, with_kwargs=True))
+    for name, value in (("preparation", preparation), ("objective", objective), ("_is_checked", False)):
+        object.__setattr__(model, name, value)
+    if _check not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_check, with_kwargs=True)
 
 
 def check_now(model: nn.Module, x: Tensor) -> None:
@@ -315,19 +309,23 @@ def check_now(model: nn.Module, x: Tensor) -> None:
 
 def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     x: Any = args[0] if args else kwargs.get("x")
-    if is_standardised := getattr(model.objective, "goal", None) == "regression":
-        _warn_of_unit()
-    if type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr) or _transformed(x):
+    preparation: Preparation | None = model.preparation
+    if preparation is None:
         return
-    preparation: Preparation = model.preparation
+    if getattr(model.objective, "goal", None) == "regression" and _is_exported():
+        warnings.warn(
+            "The network returns standardised targets, and so will the exported one. Export "
+            "gat_pyg.load(run_dir, predictions=True), which returns them in the unit of the training data.",
+            stacklevel=2,
+        )
+    if type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr) or _is_traced(x):
+        return
     preparation.check_width(x)
     if model._is_checked:
         return
+    object.__setattr__(model, "_is_checked", True)
     with torch.no_grad():
         difference = preparation.difference(x)
-    object.__setattr__(model, "_is_checked", True)
-    if not is_standardised:
-        model._first_check.remove()
     if difference is not None:
         names = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
         warnings.warn(
@@ -342,18 +340,12 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
         )
 
 
-def _warn_of_unit() -> None:
-    """Warn if a network is exported whose output is not in the unit of its targets."""
+def _is_exported() -> bool:
     is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    if is_exporting or torch.jit.is_tracing():
-        warnings.warn(
-            "The network returns standardised targets, and so will the exported one. Export "
-            "gat_pyg.load(run_dir, predictions=True), which returns them in the unit of the training data.",
-            stacklevel=2,
-        )
+    return is_exporting or torch.jit.is_tracing()
 
 
-def _transformed(x: Tensor) -> bool:
+def _is_traced(x: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
