@@ -43,14 +43,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 class Draw:
     """A layer with options, the arguments of a call, and the same with PyG's layer."""
 
-    def __init__(self, seed: int, kind: str, **fixed: Any) -> None:
+    def __init__(self, seed: int, kind: str, graph: Graph | None = None, **fixed: Any) -> None:
         pick = random.Random(f"{kind} {seed}").choice
         self.kind, self.seed = kind, seed
         self.name = kind if kind in LAYERS else "GATConv"
-        self.graph: Graph = pick([*ZOO, LOOPED])
+        self.graph: Graph = pick([*ZOO, LOOPED] if graph is None else [graph])
         is_square = self.graph.num_src == self.graph.num_dst
         self.bipartite = not is_square or pick([False, False, True])
-        self.heads = pick([1, H, H])
+        self.heads = pick([1, H, H] if graph is None else [H])  # kernels are compiled for each number
         self.edge_dim = None if kind == "constant" else pick([None, 1, D, D])
         self.has_edge_attr = self.edge_dim is not None and (self.name == "TransformerConv" or pick([True, True, False]))
         self.loops = self.name != "TransformerConv" and pick([True, True, False])
@@ -186,29 +186,32 @@ def swapped(theirs: Any, ours: Any) -> Any:
 @pytest.mark.usefixtures("one_mask")
 def test_any_layer_and_call_give_what_pygs_do(kind: str) -> None:
     """Initial weights, checkpoints, output, attention and every gradient; also of PyG's layers after `accelerate`."""
-    for seed in range(80):
-        draw = Draw(seed, kind)
-        theirs, initial = draw.layer(getattr(pyg, kind)), draw.layer(LAYERS[kind])
-        assert repr(initial) == repr(theirs)
-        for (name, value), (same, expected) in zip(
-            initial.state_dict().items(), theirs.state_dict().items(), strict=True
-        ):
-            assert name == same and torch.equal(value, expected), f"{draw} {name}"
-        ours, inputs = draw.ours(), draw.inputs()
-        theirs.load_state_dict(ours.state_dict())
-        if seed % 2:
-            ours = swapped(theirs, ours)
-        out, looped, alpha = draw.call(ours, inputs)
-        assert_close(draw.call(ours, inputs, weights=False), out, f"{draw} without alpha")
-        expected = draw.by_pyg(theirs, inputs, kept_edges(looped, alpha, draw))
-        assert torch.equal(looped, expected[1]), draw
-        for name, one, other in zip(("out", "alpha"), (out, alpha), expected[::2], strict=True):
-            assert_close(one, other, f"{draw} {name}")
-        result = gradients(out, alpha, inputs, ours)
-        for name, grad in gradients(expected[0], expected[2], inputs, theirs).items():
-            assert_close(result[name], grad, f"{draw} gradient of {name}")
-        with torch.no_grad():
-            assert_close(draw.call(ours.eval(), inputs, weights=False), draw.call(ours, inputs)[0], f"{draw} eval")
+    for seed in range(50):
+        check(Draw(seed, kind))
+
+
+def check(draw: Draw) -> None:
+    """Compare a layer and a call with PyG's; half of the layers are PyG's after `accelerate`."""
+    theirs, initial = draw.layer(getattr(pyg, draw.kind)), draw.layer(LAYERS[draw.kind])
+    assert repr(initial) == repr(theirs)
+    for (name, value), (same, expected) in zip(initial.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert name == same and torch.equal(value, expected), f"{draw} {name}"
+    ours, inputs = draw.ours(), draw.inputs()
+    theirs.load_state_dict(ours.state_dict())
+    if draw.seed % 2:
+        ours = swapped(theirs, ours)
+    out, looped, alpha = draw.call(ours, inputs)
+    assert_close(draw.call(ours, inputs, weights=False), out, f"{draw} without alpha")
+    expected = draw.by_pyg(theirs, inputs, kept_edges(looped, alpha, draw))
+    assert torch.equal(looped, expected[1]), draw
+    for name, one, other in zip(("out", "alpha"), (out, alpha), expected[::2], strict=True):
+        assert_close(one, other, f"{draw} {name}")
+    result = gradients(out, alpha, inputs, ours)
+    for name, grad in gradients(expected[0], expected[2], inputs, theirs).items():
+        scale = grad.abs().max().clamp(min=1.0) if grad.numel() else 1.0  # sums of many terms
+        assert_close(result[name] / scale, grad / scale, f"{draw} gradient of {name}")
+    with torch.no_grad():
+        assert_close(draw.call(ours.eval(), inputs, weights=False), draw.call(ours, inputs)[0], f"{draw} eval")
 
 
 @every_kind

@@ -1,7 +1,7 @@
 """Random graphs, options and id dtypes: the kernels against the reference in float64, the layers against PyG's.
 
 An ordinary run checks a few cases, the same every time; `nox -s fuzz -- CASES SEED` checks as many as requested. The
-simplest failing case is printed: `check_operation(CASE, Errors())` or `check_layer(CASE, Errors())` runs it again.
+simplest failing case is printed: `check_operation(CASE, Errors())` or `check(CASE)` runs it again.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch_geometric.nn as pyg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-import gat_pyg.conv
-from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import attend
+from gat_pyg.conv import autograd_node
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
+from gat_pyg.kernels.device import load_kernels
+from tests.conv.test_draws import LAYERS, Draw, check
+from tests.graphs import Graph
 from tests.laws import TOLERANCE
 from tests.scores import CONSTANT, SCORES, SHAPES, score_of
 
@@ -84,12 +85,12 @@ class RandomGraph:
 
 
 @st.composite
-def graphs(draw: Any, square: bool = False, ids: list[torch.dtype] = IDS) -> RandomGraph:
+def graphs(draw: Any, ids: list[torch.dtype] = IDS) -> RandomGraph:
     num_src = draw(st.integers(0, 40))
     return RandomGraph(
         kind=draw(st.sampled_from(KINDS)),
         num_src=num_src,
-        num_dst=num_src if square or draw(st.booleans()) else draw(st.integers(0, 40)),
+        num_dst=num_src if draw(st.booleans()) else draw(st.integers(0, 40)),
         num_edges=draw(st.one_of(st.integers(0, 10), st.integers(0, 200), st.sampled_from(MOST))),
         ids=draw(st.sampled_from(ids)),
         view=draw(st.booleans()),
@@ -250,132 +251,38 @@ def check_operation(case: Operation, errors: Errors) -> None:
 
 
 def test_operations() -> None:
-    run(operations(), check_operation)
-
-
-def run(cases: Any, check: Callable[[Any, Errors], None]) -> None:
     errors = Errors()
 
     @FUZZ
-    @given(cases)
-    def each(case: Any) -> None:
-        check(case, errors)
+    @given(operations())
+    def each(case: Operation) -> None:
+        check_operation(case, errors)
 
     each()
-    print(f"\n{check.__name__}: {errors}")
+    print(f"\n{errors}")
 
 
 # The layers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    graph: RandomGraph
-    size: tuple[int, int, torch.dtype]
-    in_channels: int | tuple[int, int]
-    pair: bool  # x is (x_src, x_dst)
-    edge_attr: str  # "", "[E]" or "[E, D]"
-    options: dict[str, Any]
-    weights: bool
-    threads: int
-
-
-FILLS = ["mean", "add", "min", "max", "mul", 2.0, torch.tensor([1.0, 2.0, 3.0])]
-
-
 @st.composite
-def layers(draw: Any) -> Layer:
-    name = draw(st.sampled_from(["GATConv", "GATv2Conv"]))
-    pair = draw(st.booleans())
-    heads, channels, dtype = draw(
-        st.sampled_from([size for size in SIZES if size[2] in (torch.float32, torch.float64)])
-    )
-    loops = draw(st.booleans())
-    edge_attr = draw(st.sampled_from(["", "[E, D]", "[E]"]))
-    ids = IDS
-    options: dict[str, Any] = {
-        "concat": draw(st.booleans()),
-        "negative_slope": draw(st.sampled_from([0.2, 0.0, 1.0])),
-        "dropout": draw(st.sampled_from([0.0, 0.3, 1.0])),
-        "add_self_loops": loops,
-        "bias": draw(st.booleans()),
-        "residual": draw(st.booleans()),
-        "flow": "source_to_target" if pair else draw(st.sampled_from(["source_to_target", "target_to_source"])),
-    }
-    in_channels: Any = draw(st.sampled_from([3, (3, 3), (3, 4)] if pair else [3]))
-    if edge_attr:
-        options["edge_dim"] = 1 if edge_attr == "[E]" else 3
-        options["fill_value"] = draw(st.sampled_from(FILLS[: 6 if edge_attr == "[E]" else None]))
-    elif name == "GATConv":
-        options["mechanism"] = draw(st.sampled_from(["additive", "additive", "constant", "dot", "gatv2"]))
-    if name == "GATv2Conv" and in_channels != (3, 4):
-        options["share_weights"] = draw(st.booleans())
-    graph = draw(graphs(square=not pair, ids=ids))
-    if loops and isinstance(options.get("fill_value"), str) and graph.num_dst > graph.num_src:
-        graph = replace(graph, num_dst=graph.num_src)  # PyG's layer stops: it reduces for the first N_src dst alone
-    return Layer(
-        name=name,
-        graph=graph,
-        size=(heads, channels, dtype),
-        in_channels=in_channels,
-        pair=pair,
-        edge_attr=edge_attr,
-        options=options,
-        weights=draw(st.booleans()),
-        threads=draw(st.sampled_from([1, 2])),
-    )
-
-
-def answer_layer(case: Layer, layer: Any, index: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The output, the attention in its order, and the gradients of inputs and parameters by name."""
-    graph, generator = case.graph, np.random.default_rng(case.graph.seed + 1)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            scale = 2.0 ** -round(math.log2(parameter.size(-1)) / 2)  # about Glorot's, and exact
-            parameter.copy_(scale * numbers(generator, *parameter.shape, step=8))
-    layer.to(dtype)
-    widths = (case.in_channels,) * 2 if isinstance(case.in_channels, int) else case.in_channels
-    leaves = {"x": numbers(generator, graph.num_src, widths[0], step=8)}
-    if case.pair:
-        leaves["x_dst"] = numbers(generator, graph.num_dst, widths[1], step=8)
-    if case.edge_attr:
-        shape = (index.size(1),) if case.edge_attr == "[E]" else (index.size(1), 3)
-        inexact = case.options["fill_value"] in ("mean", "mul")  # no sum of which is zero but for rounding
-        leaves["edge_attr"] = (
-            torch.from_numpy(generator.uniform(-1, 1, shape)) if inexact else numbers(generator, *shape, step=8)
-        )
-    leaves = {k: v.to(torch.float32).to(dtype).requires_grad_() for k, v in leaves.items()}
-    x: Any = (leaves["x"], leaves["x_dst"]) if case.pair else leaves["x"]
-    torch.manual_seed(graph.seed)
-    result = layer(x, index, leaves.get("edge_attr"), return_attention_weights=True if case.weights else None)
-    if not case.weights:
-        return differentiated({"out": result}, leaves | dict(layer.named_parameters()))
-    out, (order, alpha) = result
-    answer = differentiated({"out": out, "alpha": alpha}, leaves | dict(layer.named_parameters()))
-    return answer | {"order": order.long()}
-
-
-def check_layer(case: Layer, errors: Errors) -> None:
-    torch.set_num_threads(case.threads)
-    heads, channels, dtype = case.size
-    args, index = (case.in_channels, channels, heads), case.graph.index()
-    ours = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}[case.name]
-    if case.options.get("mechanism", "additive") == "additive":
-        options = {k: v for k, v in case.options.items() if k != "mechanism"}
-        theirs = getattr(pyg, case.name)(*args, **options)
-    else:
-        theirs = ours(*args, **case.options, backend="reference")
-    truth = answer_layer(case, theirs, index.long(), torch.float64)
-    results, plain = (
-        partial(answer_layer, case, ours(*args, **case.options, backend=backend), index, dtype)
-        for backend in ("fused", "segment")
-    )
-    errors.compare(results(), truth, case.size, cache(plain))
+def layers(draw: Any) -> Draw:
+    graph = draw(graphs(ids=IDS[:1]))
+    fixed = {"backend": "auto"} | ({} if LONG else {"batch": 0})  # a batch has kernels of its own
+    seed, kind = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([*LAYERS]))
+    return Draw(seed, kind, Graph(graph.kind, graph.index(), graph.num_src, graph.num_dst), **fixed)
 
 
 @pytest.mark.usefixtures("one_mask")
 def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2):
-        monkeypatch.setattr(module, "softmax", None)  # PyG's message passing would fail
-    run(layers(), check_layer)
+    computed: list[str] = []
+    monkeypatch.setattr(autograd_node, "load_kernels", lambda *names: computed.append(names[0]) or load_kernels(*names))
+
+    @FUZZ
+    @given(layers())
+    def each(case: Draw) -> None:
+        torch.set_num_threads(1 + case.seed % 2)
+        check(case)
+
+    each()
+    assert {*computed} == {"attention.additive", "attention.pair"}
