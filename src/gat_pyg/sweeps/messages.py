@@ -131,12 +131,12 @@ def sizes(task: Task) -> str:
         items, predicts, graphs = "steps", f"{predicts} in {len(graphs):,} steps", graphs[:1]
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
     without = ""
-    if task.objective.item == "link":  # half of the labelled pairs of validation and test are none
+    if task.objective.draws_pairs:  # half of the labelled pairs of validation and test are none
         others = [int((task.labels(split) == 0).sum()) for split in SPLITS]
         counts = [count - other for count, other in zip(counts, others, strict=True)]
         without = f" ({others[1]:,} / {others[2]:,} pairs without one)"
     split = " / ".join(f"{count:,}" for count in counts)
-    if task.objective.item == "link" and shared is not None and (sides := sides_of(shared)) is not None:
+    if task.objective.draws_pairs and shared is not None and (sides := sides_of(shared)) is not None:
         counts = [int((sides == side).sum()) for side in (0, 1)]
         predicts += f" between the {counts[0]:,} and {counts[1]:,} nodes of a bipartite graph"
     return f"{nodes:,} nodes, {edges:,} edges, {predicts}; {split} {items}{without}"
