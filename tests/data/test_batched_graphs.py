@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from functools import cache
 from pathlib import Path
@@ -17,11 +16,13 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
-import gat_pyg.run
+import gat_pyg.data.collate
 from gat_pyg.data import Collate, Task, digits, from_dataset, from_file, links
-from gat_pyg.models.encoders import Encoder, num_categories, num_unknown
+from gat_pyg.models import GAT
+from gat_pyg.models.encoders import Encoded, Encoder, num_categories, num_unknown
 from gat_pyg.runs.build import warn_of_unknown_categories
-from gat_pyg.runs.result import read
+from gat_pyg.runs.model_file import save_model
+from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.trained.predict import predict
 
@@ -265,9 +266,9 @@ def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
     path = stored(tmp_path / "own", values, "npz")
     with pytest.raises(ValueError, match=r"own.npz has no y; .* choose task=link_prediction, which needs no labels"):
         from_file(path)
-    for sizes in ({"disjoint": 0.3}, {"val": 30, "test": 40}, {"val": 500, "test": 1000}):  # the last: of the command
-        task = from_file(path, seed=3, task="link_prediction", **sizes)
-        expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
+    for numbers in ({"disjoint": 0.3}, {"val": 30, "test": 40}, {"val": 500, "test": 1000}):  # the last: of the command
+        task = from_file(path, seed=3, task="link_prediction", **numbers)
+        expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **numbers)
         for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
             assert torch.equal(task.train[0][key], expected.train[0][key])
     with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to sample val=9000 and test=0.1 of its"):
@@ -286,9 +287,7 @@ LEAKS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_broken_link_split_is_an_error_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_broken_link_split_is_an_error(tmp_path: Path):
     for message, leak in LEAKS.items():
         values = linked()
         ((key, change),) = leak.items()
@@ -299,52 +298,32 @@ def test_a_broken_link_split_is_an_error_before_anything_is_written(
             del values[key]
         else:
             values[key] = values[key] * change
-        path = stored(tmp_path / "own", values, "npz")
         with pytest.raises(ValueError, match=f"own.npz.*{message}"):
-            from_file(path, task="link_prediction")
-    with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path, "task=link_prediction")
-    assert message in capsys.readouterr().err
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["own.npz"]
+            from_file(stored(tmp_path / "own", values, "npz"), task="link_prediction")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *settings: str) -> Any:
-    path = [f"dataset.path={tmp_path}/own.npz", f"outputs={tmp_path}/o", "training.max_epochs=2"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", "dataset=file", *path, *settings])
-    gat_pyg.run.main()
-    *_, result = read(tmp_path / "o" / "results.jsonl")
-    return result
-
-
-def test_the_command_predicts_links_of_a_file_without_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_links_of_a_file_without_features_are_predicted_by_ids(tmp_path: Path):
     graph = KarateClub()[0]
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
-    result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8", "training.max_epochs=2")
-    assert (result.item, result.metric) == ("link", "roc_auc")
-    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, at random with"
-    assert split in capsys.readouterr().err
+    task = from_file(tmp_path / "own.npz", task="link_prediction")
+    assert sizes(task) == "34 nodes, 136 edges, links; 68 / 3 / 7 links (3 / 7 pairs without one)"
+    gat = {"in_channels": 8, "hidden_channels": [4], "out_channels": 16, "heads": [2, 1], "backend": "segment"}
+    about = {"channels": 8, "categories": [34]}
+    described = {"preparation": task.preparation.to_dict(), "objective": task.objective.to_dict()}
+    inner = {"model": {"_target_": "gat_pyg.models.GAT", **gat}}
+    name = "gat_pyg.models.encoders.Encoded"
+    save_model(tmp_path / "model.safetensors", Encoded(GAT(**gat), **about), name, inner | about, **described)
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in
     with_ids = data.clone().update({"x": torch.arange(34.0)[:, None]})
-    assert torch.equal(predict(result.run_dir, data), predict(result.run_dir, with_ids))
+    assert torch.equal(predict(tmp_path, data), predict(tmp_path, with_ids))
     assert data.x is None
     with pytest.raises(ValueError, match="data has 36 nodes, but the run learnt embeddings of 34 nodes"):
-        predict(result.run_dir, Data(edge_index=graph.edge_index, edge_label_index=pairs, num_nodes=36))
+        predict(tmp_path, Data(edge_index=graph.edge_index, edge_label_index=pairs, num_nodes=36))
     with pytest.raises(ValueError, match="expected a torch_geometric.data.Data with x"):
         digits().preparation(data)
-
-
-def test_any_data_set_of_one_graph_gives_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = ["dataset._target_=torch_geometric.datasets.KarateClub", "task=link_prediction", "training.max_epochs=2"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *target, f"outputs={tmp_path}"])
-    gat_pyg.run.main()
-    (result,) = read(tmp_path / "results.jsonl")
-    assert (result.dataset, result.item, result.metric) == ("karateclub", "link", "roc_auc")
-    task = from_dataset([digits().train[0]], "digits", seed=2, task="link_prediction")
-    expected = links(digits(), seed=2).train[0]
-    assert torch.equal(task.train[0].edge_label_index, expected.edge_label_index)
+    one = from_dataset([digits().train[0]], "digits", seed=2, task="link_prediction").train[0]
+    assert torch.equal(one.edge_label_index, links(digits(), seed=2).train[0].edge_label_index)
 
 
 # Hints ----------------------------------------------------------------------------------------------------------------

@@ -307,6 +307,9 @@ def test_ids_are_text(tmp_path: Path):
     assert {*learnt(tmp_path, ring)[0]} == {*ids}
     whole = "src,dst\n" + "".join(f"{i}.0,{(i + 1) % 9}\n" for i in range(9))
     assert learnt(tmp_path, whole)[0] == [*map(str, range(9))]
+    nodes = pd.DataFrame({"id": [1.5, 2.0, 3.0], "y": [0.5, 0.7, 0.9]})
+    ends = pd.DataFrame({"src": ["1.5", "2.0"], "dst": ["2.0", "1.5"]})
+    assert tables(nodes, ends, "y", val=1, test=1).train[0].edge_index.tolist() == [[0, 1], [1, 0]]
     assert {"1.0", "1"} < {*learnt(tmp_path, whole + "x,1\n")[0]}  # not all are numbers
     assert {"NA", "007", "7"} < {*learnt(tmp_path, whole + "NA,007\n7,NA\n")[0]}
     for end, message in {

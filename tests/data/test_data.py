@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -38,7 +37,6 @@ from gat_pyg.data.named import generated, proteins
 from gat_pyg.data.named.raw import data_root, reading
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import GAT
-from gat_pyg.tasks.checks import KEYS
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS, SPLITS
 from gat_pyg.tasks.targets import NodeTargets
@@ -99,45 +97,48 @@ def test_ties_go_to_the_lower_number():
 
 def test_a_gat_on_digits_beats_an_mlp():
     def accuracy(model: torch.nn.Module, *edge_index: Tensor) -> float:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-        for _ in range(60):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.03, weight_decay=5e-4)
+        for _ in range(20):
             optimizer.zero_grad()
             F.cross_entropy(model(data.x, *edge_index)[data.train_mask], data.y[data.train_mask]).backward()
             optimizer.step()
-        is_right = model.eval()(data.x, *edge_index).argmax(1) == data.y
+        is_right = model(data.x, *edge_index).argmax(1) == data.y
         return float(is_right[data.test_mask].float().mean())
 
     torch.manual_seed(0)
     data = digits().train[0]
-    gat = accuracy(GAT(64, [8], 10, heads=[8, 1], dropout=0.5, backend="segment"), data.edge_index)
-    mlp = accuracy(MLP([64, 64, 10], norm=None, dropout=0.5))
-    assert gat > 0.95 and gat > mlp + 0.03, (gat, mlp)
+    gat = accuracy(GAT(64, [16], 10, heads=[2, 1], dropout=0.0, backend="segment"), data.edge_index)
+    mlp = accuracy(MLP([64, 64, 10], norm=None))
+    assert gat > 0.95 and gat > mlp + 0.02, (gat, mlp)
 
 
 # Planted ------------------------------------------------------------------------------------------------------------
 
 
 PLANTED = {
-    "attention": lambda F, K: GAT(F, [32], K, heads=[4, 4], dropout=0.0, backend="segment"),
-    "constant": lambda F, K: GAT(F, [32], K, heads=[4, 4], dropout=0.0, mechanism="constant", backend="segment"),
-    "no edges": lambda F, K: MLP([F, 128, K], norm=None, act="elu"),
+    "attention": lambda F, K: GAT(F, [16], K, heads=[4, 4], dropout=0.0, backend="segment"),
+    "constant": lambda F, K: GAT(F, [16], K, heads=[4, 4], dropout=0.0, mechanism="constant", backend="segment"),
+    "no edges": lambda F, K: MLP([F, 64, K], norm=None, act="elu"),
 }
 
 
 def micro_f1(name: str) -> float:
     torch.manual_seed(0)
-    task = planted()
-    model, loss = PLANTED[name](task.num_features, task.num_classes), task.objective.loss
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(20):
-        for batch in task.loader("train", batch_size=2):
-            optimizer.zero_grad()
-            loss(model(batch.x, *([batch.edge_index] if name != "no edges" else [])), batch.y).backward()
-            optimizer.step()
+    task = planted(nodes=50, labels=4)
+    model, objective = PLANTED[name](task.num_features, task.num_classes), task.objective
+    *steps, test = (Batch.from_data_list(graphs) for graphs in (*batched(task.train, 4), task.test))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for batch in steps * 12:
+        optimizer.zero_grad()
+        objective.loss(model(batch.x, *([batch.edge_index] * (name != "no edges"))), batch.y).backward()
+        optimizer.step()
     with torch.no_grad():
-        batch = Batch.from_data_list(task.test)
-        out = model(batch.x, *([batch.edge_index] if name != "no edges" else []))
-    return task.objective.score(task.objective.statistics(out, batch.y))
+        out = model(test.x, *([test.edge_index] * (name != "no edges")))
+    return objective.score(objective.statistics(out, test.y))
+
+
+def batched(graphs: list[Data], size: int) -> list[list[Data]]:
+    return [graphs[first : first + size] for first in range(0, len(graphs), size)]
 
 
 def test_planted_tells_gat_from_const_gat_from_mlp():
@@ -287,11 +288,6 @@ def test_a_broken_file_of_planetoid_is_named(part: str, content: Any, message: s
     assert str(path.parent) in str(caught.value)
 
 
-def test_an_unknown_name_is_no_citation_network():
-    with pytest.raises(ValueError, match="'karate' is not a Planetoid data set: expected cora, citeseer or pubmed"):
-        planetoid("karate")
-
-
 # Where raw files come from ------------------------------------------------------------------------------------------
 
 
@@ -427,12 +423,8 @@ BROKEN_PPI: list[tuple[str, Callable[[Path], Any], str]] = [
     ("train_graph.json", linked(14), "edge_index holds 14, but x has 14"),
     ("train_graph.json", linked(0.5), "train_graph.json cannot be read: .*edge_index is torch.float"),
     ("train_feats.npy", array(np.zeros(14)), ANY_OF_PPI),
-    ("train_feats.npy", array(np.zeros((14, 4), complex)), ANY_OF_PPI),
-    ("train_feats.npy", array(np.zeros((0, 4))), ANY_OF_PPI),
     ("valid_feats.npy", array(np.zeros((7, 3))), ANY_OF_PPI),
     ("valid_labels.npy", array(np.zeros((7, 6), complex)), ANY_OF_PPI),
-    ("valid_labels.npy", array(np.zeros(7)), ANY_OF_PPI),
-    ("valid_graph_id.npy", array(np.zeros((7, 1), int)), ANY_OF_PPI),
     ("test_graph_id.npy", array(np.array(["a"] * 6)), ANY_OF_PPI),
     ("test_labels.npy", array(np.array([{}], object)), "test_labels.npy cannot be read.*allow_pickle=False"),
     ("test_graph.json", lambda path: path.write_text("[" * 200_000), "json cannot be read: RecursionError"),
@@ -477,35 +469,15 @@ def arrays(**changes: Any) -> dict[str, Any]:
     return {key: np.asarray(changes.get(key, ring()[key])) for key in ("x", "edge_index", "y")}
 
 
-@pytest.mark.parametrize("form", ["data.pt", "pt", "list.pt", "npz", "folder"])
-def test_a_saved_graph_is_read_back(form: str, tmp_path: Path):
-    data = ring(edge_attr=torch.rand(12, 2), **masks())
-    if form in ("data.pt", "list.pt"):
-        torch.save(data if form == "data.pt" else [data], tmp_path / form)
-        path = tmp_path / form
-    else:
-        others = {} if form == "pt" else {"note": "left alone"}
-        path = saved(form, tmp_path, {key: data[key].numpy() for key in KEYS} | others)
-    before = set(torch.serialization.get_safe_globals())
-    named = form in ("npz", "folder")
-    with pytest.warns(UserWarning, match="keys that are not read: note") if named else contextlib.nullcontext():
-        task = from_file(path)
-    assert set(torch.serialization.get_safe_globals()) == before and Data in before  # by PyG
-    assert (task.name, task.num_features, task.num_classes, task.edge_dim) == (path.stem, 12, 3, 2)
-    for key in KEYS:
-        assert torch.equal(task.train[0][key], data[key]), key
-
-
-@pytest.mark.parametrize("form", ["npz", "folder"])
 @pytest.mark.parametrize(
     ("key", "dtype"),
     [("x", ">f4"), ("x", ">f8"), ("x", np.longdouble), ("x", np.uint64), ("edge_index", ">i8"), ("edge_index", ">i4")]
     + [("y", dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64, ">i2", ">f8", np.longdouble, bool)],
 )
-def test_arrays_of_every_width_and_order_are_read(form: str, key: str, dtype: Any, tmp_path: Path):
+def test_arrays_of_every_width_and_order_are_read(key: str, dtype: Any, tmp_path: Path):
     values = arrays(y=np.arange(12) % 2)
     values[key] = values[key].astype(dtype)
-    data = from_file(saved(form, tmp_path, values), per_class=1, val=2, test=2).train[0]
+    data = from_file(saved("npz", tmp_path, values), per_class=1, val=2, test=2).train[0]
     for name in values:
         assert data[name].tolist() == values[name].tolist(), name
 
@@ -539,11 +511,11 @@ def store_of(value: Any) -> Data:
     return data
 
 
-def truncated(suffix: str, size: float) -> Callable[[Path], Any]:
+def truncated(suffix: str) -> Callable[[Path], Any]:
     def write(folder: Path) -> None:
         path = folder / f"mine.{suffix}"
         torch.save(ring(), path) if suffix == "pt" else np.savez(path, x=np.eye(3))
-        path.write_bytes(path.read_bytes()[: int(size * path.stat().st_size)])
+        path.write_bytes(path.read_bytes()[:-20])
 
     return write
 
@@ -563,7 +535,7 @@ def looped(folder: Path) -> None:
 NO_EDGES = np.zeros((2, 0), int)
 TEXTS = np.array(["a", "b"] * 6, object)  # as of pandas
 OBJECTS = np.array([Command()], dtype=object)
-NO_ARCHIVE = (b"", b"P", b"\x80\x04N.", pickle.dumps({"x": 1}), b"\x93NUMPY\x01\x00")
+NO_ARCHIVE = (b"", pickle.dumps({"x": 1}))
 # path, its writer, error and message
 BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str]] = [
     *(
@@ -578,11 +550,10 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
         "mine.npz: x is of object, expected real numbers. Give categories columns of 0 and 1, for instance by pandas",
     ),
     *(
-        (f"mine.{suffix}", truncated(suffix, size), ValueError, rf"mine\.{suffix} cannot be read: .*truncated")
+        (f"mine.{suffix}", truncated(suffix), ValueError, rf"mine\.{suffix} cannot be read: .*truncated")
         for suffix in ("pt", "npz")
-        for size in (0, 0.02, 0.5, 0.99)
     ),
-    *(("mine.pt", torch_saved(store_of(s)), ValueError, r"mine\.pt cannot be read") for s in (3, None, "abc", [1])),
+    ("mine.pt", torch_saved(store_of("abc")), ValueError, r"mine\.pt cannot be read"),
     *(
         (
             "mine.npz",
@@ -649,7 +620,6 @@ def test_a_broken_file_is_named_and_runs_nothing(
     assert "weights_only" not in str(caught.value)  # torch's advice to trust the file is not passed on
 
 
-@pytest.mark.parametrize("form", ["npz", "folder", "pt"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -664,10 +634,8 @@ def test_a_broken_file_is_named_and_runs_nothing(
         ({"x": np.zeros((0, 3)), "edge_index": NO_EDGES, "y": np.zeros(0, int)}, "no node has a known label, so"),
     ],
 )
-def test_numbers_that_are_no_labels_or_features_are_named(
-    form: str, changes: dict[str, Any], message: str, tmp_path: Path
-):
-    path = saved(form, tmp_path, arrays(**changes))
+def test_numbers_that_are_no_labels_or_features_are_named(changes: dict[str, Any], message: str, tmp_path: Path):
+    path = saved("npz", tmp_path, arrays(**changes))
     with pytest.raises(ValueError, match=message) as caught:
         from_file(path)
     assert str(caught.value).startswith(str(path))
@@ -700,7 +668,7 @@ def test_numbers_that_are_no_labels_or_features_are_named(
         ),
     ],
 )
-@pytest.mark.parametrize("form", [dict, Data, list])
+@pytest.mark.parametrize("form", [dict, list])
 def test_tensors_of_another_kind_are_named(form: Any, key: str, content: Any, message: str, tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls quantized tensors deprecated and nested ones a prototype
@@ -733,16 +701,6 @@ def test_shapes_are_checked_before_elements(wrong: str):
 # Any data set of PyG's ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("Photo", "karateclub-photo"), ("roman_empire", "karateclub-roman-empire")]
-)
-def test_data_sets_of_one_class_have_names_of_their_own(name: str, expected: str):
-    club = KarateClub()
-    club.name = name  # as PyG's classes with several data sets have it
-    assert from_dataset(club, val=10, test=15).name == expected
-    assert from_dataset(club, "mine", val=10, test=15).name == "mine"
-
-
 def test_missing_masks_are_drawn_with_the_seed_and_given_ones_kept():
     club = KarateClub()  # has a train_mask with one node per class
     task = from_dataset(club, val=10, test=15)
@@ -773,6 +731,7 @@ def test_own_data_are_divided_by_shares_unless_numbers_are_given():
         (links, {}, [60, 20, 20]),
         (graphs, {}, [24, 8, 8]),
         (graphs[:3], {}, [1, 1, 1]),
+        (ring(60).update({"y": torch.eye(60)[:, :5]}), {"per_class": 4, "val": 10, "test": 20}, [20, 10, 20]),
         (data, {"task": "link_prediction"}, [85, 10, 20]),  # 5 % and 10 % of the links, and as many other pairs
     ]
     for dataset, options, expected in cases:
@@ -815,23 +774,18 @@ def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
         from_dataset(data, "ring", per_class=-1, val=5, test=5)
 
 
-def test_many_labels_without_masks_are_split_by_number():
-    data = ring(60).update({"y": torch.eye(60)[:, :5]})
-    data.y[1] = float("nan")
-    split = from_dataset(data, per_class=4, val=10, test=20).train[0]
-    assert [int(split[key].sum()) for key in MASKS] == [20, 10, 20]
-    assert not any(split[key][1] for key in MASKS)
-
-
 def test_a_column_of_the_masks_is_a_split():
     several = {key: torch.stack([mask, mask.roll(1), mask.roll(2)], 1) for key, mask in masks().items()}
     several["test_mask"] = nodes(12, 11)  # one for all splits
     for split in (0, 2):
-        data = from_dataset(ring(**several), "ring", split=split).train[0]
-        assert torch.equal(data.train_mask, several["train_mask"][:, split])
-        assert torch.equal(data.test_mask, several["test_mask"])
+        task = from_dataset(ring(**several), "ring", split=split)
+        assert torch.equal(task.train[0].train_mask, several["train_mask"][:, split]) and task.num_splits == 3
+        assert torch.equal(task.train[0].test_mask, several["test_mask"])
     with pytest.raises(ValueError, match=r"ring: train_mask has 3 columns, split=3 is none of them"):
         from_dataset(ring(**several), "ring", split=3)
+    several["val_mask"] = several["val_mask"][:, :2]
+    with pytest.raises(ValueError, match="different numbers of columns: 3 in train_mask, 2 in val_mask"):
+        from_dataset(ring(**several), "ring")
 
 
 def test_features_labels_and_edges_become_those_of_a_task():
@@ -865,20 +819,6 @@ def test_features_that_float32_makes_equal_are_named(key: str, dtype: torch.dtyp
     from_dataset(ring(**masks(), **{key: values - values[:1]}), "own", task=task, val=2, test=2)
 
 
-def test_several_graphs_are_split_at_random_or_come_split():
-    graphs = [ring(12, x=torch.full((12, 3), float(i))) for i in range(8)]
-    task = from_dataset(graphs, "rings", val=2, test=3)
-    drawn = [[int(data.x[0, 0]) for data in part] for part in (task.train, task.val, task.test)]
-    assert [len(part) for part in drawn] == [3, 2, 3]
-    assert sorted(drawn[0] + drawn[1] + drawn[2]) == list(range(8))
-    for parts in ({"train": graphs[:4], "val": graphs[4:5], "test": graphs[5:]}, (graphs[:4], graphs[4:5], graphs[5:])):
-        split = from_dataset(parts, "rings")
-        assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
-        assert split.has_many_graphs
-    with pytest.raises(ValueError, match="rings: val=500 and test=1000 must .* the number of graphs, which is 8"):
-        from_dataset(graphs, "rings", val=500, test=1000)
-
-
 def test_the_split_of_an_ogb_data_set_is_kept():
     class Ogb(list):  # type: ignore[type-arg]
         def get_idx_split(self) -> dict[str, Tensor]:
@@ -886,17 +826,6 @@ def test_the_split_of_an_ogb_data_set_is_kept():
 
     data = from_dataset(Ogb([ring()])).train[0]
     assert [data[key].nonzero().flatten().tolist() for key in MASKS] == [[0, 4], [1], [2, 3]]
-
-
-def test_a_loader_has_the_shared_graph_or_shuffled_batches_of_graphs():
-    task = digits()
-    assert task.loader("val")[0] is task.val[0]
-    many = planted(graphs=6)
-    assert sum(batch.num_graphs for batch in many.loader("train", batch_size=4)) == 6
-    torch.manual_seed(0)
-    orders = [[float(batch.x[0, 0]) for batch in many.loader("train")] for _ in range(5)]
-    assert len({tuple(order) for order in orders}) > 1  # shuffled
-    assert [float(batch.x[0, 0]) for batch in many.loader("test")] == [float(data.x[0, 0]) for data in many.test]
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
@@ -984,13 +913,14 @@ NO_TASKS: list[tuple[Any, str]] = [
     ("cora", "mine is a str, expected a PyG Dataset"),
     ({"train": [], "valid": []}, "mine is a mapping of train, valid, expected train, val and test"),
     ([], "mine has no graph"),
+    (([ring()] * 8), "mine: val=500 and test=1000 must .* the number of graphs, which is 8"),
 ]
 
 
 @pytest.mark.parametrize(("dataset", "message"), NO_TASKS)
 def test_graphs_that_differ_or_are_none_are_errors(dataset: Any, message: str):
     with pytest.raises(ValueError, match=message):
-        from_dataset(dataset, "mine")
+        from_dataset(dataset, "mine", val=500, test=1000)
 
 
 def test_an_unknown_task_is_an_error():

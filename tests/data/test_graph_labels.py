@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gat_pyg.data import from_dataset, from_file
+from gat_pyg.data import from_dataset
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
@@ -31,7 +31,7 @@ def test_every_graph_is_tested_once_and_folds_are_stratified():
     tested = []
     for fold in range(5):
         task = from_dataset(graphs(), "many", folds=5, fold=fold)
-        assert task.objective == GraphLabels(2)
+        assert task.objective == GraphLabels(2) and task.num_splits == 5
         train, val, test = numbers(task)
         assert sorted(train + val + test) == list(range(40))
         assert [len(train), len(val), len(test)] == [24, 8, 8]
@@ -45,18 +45,10 @@ def test_every_graph_is_tested_once_and_folds_are_stratified():
     assert numbers(again)[2] == tested[0] != numbers(other)[2]
 
 
-def test_folds_need_several_graphs_that_are_not_split():
+def test_folds_need_several_graphs():
     one = Data(torch.eye(9), torch.tensor([[0], [1]]), y=torch.arange(9) % 2)
     with pytest.raises(ValueError, match=r"one: folds=3 divides .*, but this is a single graph\. Leave out folds"):
         from_dataset(one, "one", folds=3)
-    with pytest.raises(ValueError, match=r"three: folds=3 .*, but this is split already\. Leave out folds"):
-        from_dataset([graphs(8), graphs(4), graphs(4)], "three", folds=3)
-
-
-def test_a_file_has_the_folds_of_its_graphs(tmp_path: Path):
-    torch.save(graphs(), tmp_path / "many.pt")
-    task = from_file(tmp_path / "many.pt", folds=5, fold=3)
-    assert numbers(task) == numbers(from_dataset(graphs(), "many", folds=5, fold=3))
 
 
 def errica(number: int = 12, folds: int = 3) -> list[dict[str, Any]]:
@@ -131,16 +123,6 @@ def test_a_file_of_folds_that_is_missing_or_no_json_is_refused(tmp_path: Path):
         written(tmp_path, []).write_text(content)
         with pytest.raises(ValueError, match="cannot be read, expected a JSON list of folds"):
             from_dataset(graphs(12), "many", folds=tmp_path / "folds.json")
-
-
-def test_a_task_counts_its_given_splits():
-    masks = torch.eye(9, dtype=torch.bool)
-    data = Data(torch.eye(9), torch.tensor([[0], [1]]), y=torch.arange(9) % 2)
-    assert from_dataset(data, per_class=1, val=2, test=2).num_splits == 1
-    train, val, test = masks.split([1, 4, 4], dim=1)
-    data.update({"train_mask": train.expand(9, 4), "val_mask": val, "test_mask": test})
-    assert from_dataset(data, split=3).num_splits == 4
-    assert from_dataset(graphs(), folds=5).num_splits == 5
 
 
 def test_labels_are_of_graphs_where_nodes_would_have_others():

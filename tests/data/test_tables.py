@@ -214,24 +214,6 @@ def test_rows_are_split_by_a_column_and_by_a_time():
     assert int(masks["test_mask"].sum()) >= int(dated.sum()) // 5  # all rows of one day are in one split
 
 
-@pytest.mark.parametrize(
-    ("ids", "ends"),
-    [
-        (["7", "007", "x"], ["7", "007"]),
-        ([7, 8, 9], [7.0, 8.0]),
-        (["7", "8", "9"], [7, 8]),
-        ([1.5, 2.0, 3.0], ["1.5", "2.0"]),
-        (pd.Categorical(["b", "a", "c"]), ["b", "a"]),
-    ],
-)
-def test_ids_of_frames(ids: Any, ends: Any):
-    nodes = pd.DataFrame({"id": ids, "y": [0.5, 0.7, 0.9]})
-    edges = pd.DataFrame({"src": ends, "dst": ends[::-1]})
-    assert tables(nodes, edges, "y", val=1, test=1).train[0].edge_index.tolist() == [[0, 1], [1, 0]]
-    ring = pd.DataFrame({"src": [1, 2, 3, 4], "dst": [2.0, 3.0, 4.0, 1.0]})  # without a table of nodes
-    assert tables(None, ring, val=1, test=1).source["ids"] == [["1", "2", "3", "4"]]  # type: ignore[index]
-
-
 def ratings(size: int = 300) -> pd.DataFrame:
     draw = np.random.default_rng(0)
     dates = pd.Timestamp("2025-01-01") + pd.to_timedelta(draw.integers(0, 300, size), unit="D")
