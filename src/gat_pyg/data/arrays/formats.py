@@ -24,7 +24,7 @@ from torch_geometric.data.storage import AttrType, GlobalStorage
 
 from ...tasks.objective import SPLITS
 from ..tables.files import PARQUET, TEXT
-from ..tables.programs import SUFFIXES
+from ..tables.programs import READERS
 from .keys import READ
 from .stand_ins import NUMPY, Array, Scalar, Stub
 
@@ -46,7 +46,7 @@ def read(path: str | Path) -> tuple[Path, Any]:
     if path.suffix not in (".pt", ".npz") and not path.is_dir():
         suffix = path.suffix.lower()
         way = f"edges={path.name}" if suffix in (*TEXT, *PARQUET) else f"graph={path.name} dataset.target=ATTRIBUTE"
-        hint = f" Read it by dataset=tables dataset.{way}." if suffix in (*TEXT, *PARQUET, *SUFFIXES) else ""
+        hint = f" Read it by dataset=tables dataset.{way}." if suffix in (*TEXT, *PARQUET, *READERS) else ""
         raise ValueError(
             f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy "
             f"files.{hint}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -15,7 +15,6 @@ import numpy as np
 from ...files import needs
 from .files import named
 
-SUFFIXES = (".graphml", ".gml", ".json", ".mat", ".npz")
 FORMS = {  # other forms of JSON -> a key that shows them
     "adjacency_data of networkx": "adjacency",
     "tree_data of networkx": "children",
@@ -44,7 +43,7 @@ def is_graph(data: Any) -> bool:
     (True, False)
     """
     if isinstance(data, (str, Path)):
-        return Path(data).suffix.lower() in SUFFIXES
+        return Path(data).suffix.lower() in READERS
     return hasattr(data, "is_multigraph") or _is_sparse(data)
 
 
@@ -85,18 +84,12 @@ def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
         return _of_matrix(graph, {}, "matrix")
     path = Path(graph).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist. Give the path of a graph: {', '.join(SUFFIXES)}.")
+        raise FileNotFoundError(f"{path} does not exist. Give the path of a graph: {', '.join(READERS)}.")
     suffix = path.suffix.lower()
-    package = {".graphml": "networkx", ".gml": "networkx", ".json": "pandas"}.get(suffix, "scipy")
+    package, reader = READERS[suffix]
     needs(package, "formats")
     try:
-        if suffix == ".json":
-            return _of_json(json.loads(path.read_bytes()), path.name)
-        if suffix == ".mat":
-            return _of_mat(path, matrix)
-        if suffix == ".npz":
-            return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
-        return _of_networkx(_read_gml(path), path.name) if suffix == ".gml" else _of_graphml(path)
+        return reader(path, matrix)
     except _UnreadableError as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -113,7 +106,7 @@ class _UnreadableError(ValueError):
 # networkx and JSON ----------------------------------------------------------------------------------------------------
 
 
-def _of_graphml(path: Path) -> GraphTables:
+def _of_graphml(path: Path, _: str | None = None) -> GraphTables:
     """Return the tables of the first graph in a GraphML file; a file without the namespace is read too."""
     reader = needs("networkx.readwrite.graphml", "formats").GraphMLReader()
     root = ElementTree.parse(path).getroot()
@@ -157,7 +150,8 @@ def _of_networkx(graph: Any, name: str) -> GraphTables:
     )
 
 
-def _of_json(content: Any, name: str) -> GraphTables:
+def _of_json(path: Path, _: str | None = None) -> GraphTables:
+    content, name = json.loads(path.read_bytes()), path.name
     key = next((key for key in ("links", "edges") if isinstance(content, dict) and key in content), None)
     if key is None or not all(_are_records(content.get(part)) for part in ("nodes", key)):
         form = next((form for form, where in FORMS.items() if isinstance(content, dict) and where in content), None)
@@ -226,8 +220,8 @@ def _free_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return next((pair for pair in pairs if used.isdisjoint(pair)), ("source_", "target_"))
 
 
-def _read_gml(path: Path) -> Any:
-    """Return the graph of a GML file; labels that are the same, and edges twice, as in some data sets, are fine."""
+def _of_gml(path: Path, _: str | None = None) -> GraphTables:
+    """Return the tables of a GML file; labels that are the same, and edges twice, as in some data sets, are fine."""
     nx = needs("networkx", "formats")
     text = path.read_bytes().decode("utf-8", errors="replace")
     if not re.search(r"^\s*multigraph\s", text, re.MULTILINE):
@@ -238,7 +232,7 @@ def _read_gml(path: Path) -> Any:
         graph = nx.relabel_nodes(graph, dict(zip(graph, labels, strict=True)))
         for _, values in graph.nodes(data=True):
             del values["label"]
-    return graph
+    return _of_networkx(graph, path.name)
 
 
 # Matrices -------------------------------------------------------------------------------------------------------------
@@ -346,3 +340,16 @@ def _columns_of(key: str, value: Any, N: int) -> dict[str, Any] | None:
         codes = [[int(code) if code else None for code in column] for column in dense.T]
         return dict(zip(FACEBOOK, map(needs("pandas", "formats").Categorical, codes), strict=True))
     return dict(zip(names, dense.T.tolist() if dense.dtype == object else dense.T, strict=True))
+
+
+def _of_npz(path: Path, _: str | None = None) -> GraphTables:
+    return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
+
+
+READERS: dict[str, tuple[str, Callable[[Path, str | None], GraphTables]]] = {  # the package that a format needs
+    ".graphml": ("networkx", _of_graphml),
+    ".gml": ("networkx", _of_gml),
+    ".json": ("pandas", _of_json),
+    ".mat": ("scipy", _of_mat),
+    ".npz": ("scipy", _of_npz),
+}
