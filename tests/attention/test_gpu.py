@@ -32,16 +32,16 @@ from gat_pyg.attention import Additive, fused  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
-from gat_pyg.attention.score import Score  # noqa: E402
+from gat_pyg.attention.score import Operation, Score  # noqa: E402
 from gat_pyg.attention.steps import gpu as steps  # noqa: E402
 from gat_pyg.conv import GATConv, GATv2Conv, TransformerConv  # noqa: E402
 from gat_pyg.features import SparseFeatures  # noqa: E402
 from gat_pyg.features import gpu as features  # noqa: E402
 from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
-from gat_pyg.features.linear import Linear, linear  # noqa: E402
+from gat_pyg.features.linear import linear  # noqa: E402
 from gat_pyg.features.pattern import Pattern  # noqa: E402
 from gat_pyg.graph import edges as edges_module  # noqa: E402
-from gat_pyg.graph.adjacency import EdgeList, neighbourhoods  # noqa: E402
+from gat_pyg.graph.adjacency import EdgeList  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
 from gat_pyg.kernels.gpu import FP_FUSION, draw, rows  # noqa: E402
@@ -52,7 +52,6 @@ from tests.attention.comparisons import (  # noqa: E402
     Spy,
     assert_same,
     check,
-    compare,
     direction_of,
     spy,
     stairs,
@@ -153,11 +152,11 @@ def by_hand(
     """Log-sum-exp, output and gradients, by the functions that the fused operation calls."""
     score = score_of(leaves)
     kernels, weight = kernels_of(score), leaves.get("edge_weight")
-    common = leaves["x"], score, edges, weight, dropout, seed
-    out, lse, *others = kernels.forward(*common, dtype, saved)
+    call = Operation(leaves["x"], score, edges, weight, seed, dropout)
+    out, lse, *others = kernels.forward(call, dtype, saved)
     assert len(others) == (len(score.saved) if saved else 0)
     needs = tuple(operand is not None for operand in (leaves["x"], weight, *score.operands))
-    grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
+    grads = kernels.backward(call, direction, out if saved else None, (lse, *others), needs)
     return lse, out, {name: grad for name, grad in grads.items() if grad is not None}
 
 
@@ -191,10 +190,6 @@ def test_programs_that_share_a_sum_of_parameters(blocks: int, monkeypatch: pytes
 # Stacks of models.
 
 
-MODELS = pytest.mark.parametrize("models", [3, pytest.param(2, marks=weekly)])
-EACH = pytest.mark.parametrize("each", [3, *(pytest.param(heads, marks=weekly) for heads in (1, 2, 4, 8))])
-
-
 def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, names: str) -> None:
     edges, one = on_device(edges_of(graph)), leaves_of(graph, each, channels, names)
     assert edges.perm is not None
@@ -218,29 +213,13 @@ def test_a_stack_of_several_slabs(names: str) -> None:
 
 
 @runs
-@MODELS
-@EACH
-def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
-    """Constant attention over one-hot features shows each edge's coefficient; the heads are in one slab, or in many."""
-    index = torch.stack([torch.arange(20) % 4, torch.arange(20) // 4])[:, torch.randperm(20)]
-    graph = Graph("bipartite", index, 4, 5)
-    expected = torch.cat([keep_mask(20, each, 0.5, seed=seed) for seed in SEEDS[:models]], 1)
-    for channels in (4, 100):
-        x = torch.eye(4, channels)[:, None].repeat(models, 1, each, 1)
-        direction = torch.ones(models, 5, each, channels)
-        out = by_kernels(on_device(edges_of(graph)), {"x": x}, direction, 0.5, seed=SEEDS[:models])["out"]
-        measured = out.transpose(0, 1).flatten(1, 2)[index[1], :, index[0]]
-        assert_close(4 * measured.double(), expected, f"{models}x{each} {channels}")
-
-
-@runs
 def test_seeds_may_be_strided() -> None:
     edges, x = on_device(edges_of(SMALL)), torch.randn(2, 7, 2, 3, device=DEVICE)
     seeds = torch.tensor(SEEDS[:2], device=DEVICE)
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
         one, other = (
-            additive.forward(x, Additive(), edges, None, 0.5, s, torch.float32, False)[0]
+            additive.forward(Operation(x, Additive(), edges, None, s, 0.5), torch.float32, False)[0]
             for s in (strided, strided.contiguous())
         )
         assert torch.equal(one, other)
@@ -259,20 +238,6 @@ def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPa
     edges = edges_of(graph)
     assert all(rows.chunks_of(edges, side) is not None for side in ("dst", "src"))
     assert_each_is_alone(graph, 2, 5, 7, names)
-
-
-@runs
-@pytest.mark.parametrize(("names", "saved", "parts"), [(ADDITIVE, True, 2), (ADDITIVE, False, 1), (GATV2, True, 1)])
-def test_chunks_hold_what_the_backward_pass_reads(
-    names: str, saved: bool, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """O and log-sum-exp of each chunk, twice where those of z > 0 are saved too."""
-    monkeypatch.setattr(rows, "SPLIT", 8)
-    graph, holds = stairs(3, 17), Spy(rows.Walk.hold)
-    monkeypatch.setattr(rows.Walk, "hold", lambda *args: holds(*args))
-    score, x = score_of(leaves := PLACE.to(leaves_of(graph, 2, 4, names))), leaves["x"]
-    kernels_of(score).forward(x, score, on_device(edges_of(graph)), None, 0.0, None, torch.float32, saved)
-    assert [math.prod(widths) for _, *widths in holds.calls] == [parts * 2 * 4, parts * 2]
 
 
 def vary(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,29 +273,6 @@ def test_launches_live_as_long_as_their_edges() -> None:
     del edges, walk
     gc.collect()
     assert start() is None
-
-
-def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sizes of the chunks are read in the same sync as the checks of a graph."""
-    graph = stairs(3, rows.SPLIT + 1, 0, rows.SPLIT, 3 * rows.SPLIT)
-    for loops in (False, True):
-        index = graph.index.clone()
-        on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
-        with monkeypatch.context() as patch, syncs() as measured:
-            patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
-            edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
-            cut = {side: rows.chunks_of(edges, side) for side in ("dst", "src")}
-        assert measured == ["tolist"]
-        for side, made in cut.items():
-            expected = rows.chunks_of(on_cpu, side)
-            assert made is not None and expected is not None
-            assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
-    short = Edges.from_index(RANDOM.index, 40, 40)
-    with monkeypatch.context() as patch, syncs() as measured:
-        patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
-        edges = Edges.from_index(RANDOM.index, 40, 40)
-        assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "src") is rows.chunks_of(short, "dst") is None
-    assert measured.count("tolist") == 1
 
 
 # Sparse features of several models.
@@ -471,19 +413,6 @@ def test_stacked_layers_take_sparse_features(models: int, kernels_for_all: Spy) 
         assert_close(grad[model].cpu(), (direction[model].cpu().double().t() @ matrix).float())
 
 
-@runs
-def test_a_single_matrix_and_float64_are_left_to_torch(kernels_for_all: Spy) -> None:
-    dense = bag_of_words(33, 129, 0.05).to(DEVICE)
-    for dtype in (torch.float32, torch.float64):
-        lin = Linear(129, 3).to(DEVICE, dtype)
-        assert_close(lin(dense.to(dtype).to_sparse_csr()), lin(dense.to(dtype)))
-    assert kernels_for_all.launches == 0
-    x = SparseFeatures(dense.to_sparse_csr())
-    weight = torch.randn(3, 129, 4, dtype=torch.float64, device=DEVICE)
-    assert_close(torch.func.vmap(lambda weight: linear(x, weight))(weight), dense @ weight)
-    assert kernels_for_all.launches == 0
-
-
 # Numbers and memory.
 
 
@@ -537,20 +466,6 @@ def test_a_mask_is_drawn_by_one_kernel(p: Any, monkeypatch: pytest.MonkeyPatch) 
     assert calls.launches == 12  # none for no edges
     monkeypatch.setattr(generator, "has_gpu_kernels", lambda _: False)
     assert all(torch.equal(one, generator.draw_kept(*case, p)) for one, case in zip(drawn, cases, strict=True))
-
-
-# The threshold has 31 bits up to p = 0.5, 32 beyond it.
-THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
-
-
-@runs
-@THRESHOLDS
-@pytest.mark.parametrize("names", CASES)
-@pytest.mark.usefixtures("these_kernels")
-def test_dropout_calls_edges_by_their_ids(names: str, p: float) -> None:
-    order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
-    edges = on_device(replace(edges_of(SMALL), dropout_ids=order.int()))
-    compare(PLACE, edges, PLACE.to(leaves_of(SMALL, 3, 5, names)), direction_of(SMALL, 3, 5), dropout=p)
 
 
 @runs
@@ -660,7 +575,7 @@ def test_keys_and_values_of_one_product_are_read_where_they_lie(monkeypatch: pyt
     assert all(torch.equal(grad, other[2][name]) for name, grad in one[2].items())
     assert other[2]["x"].data_ptr() - other[2]["key"].data_ptr() == both.stride(1) * both.element_size()
     ends = [beside[name].requires_grad_() for name in ("x", "key")]
-    out = fused.attend(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst), None, None, 0.0)
+    out = fused.attend(Operation(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst)))
     assert all(grad.is_contiguous() for grad in torch.autograd.grad(out, ends, direction.to(out)))
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from gat_pyg.attention import Additive, attend
 from gat_pyg.attention.additive import gpu as additive
 from gat_pyg.attention.pair import gpu_edges as pair_edges
+from gat_pyg.attention.score import Operation
 from gat_pyg.attention.steps import gpu as steps
 from gat_pyg.features import gpu as features
 from gat_pyg.graph import edges as edges_module
@@ -180,10 +181,10 @@ def test_kernels_pass_2_to_the_31_elements(case: str, sanitizer: Sanitizer, monk
     for leaves, edges in zip((few, many), grids, strict=True):
         score, x = score_of(leaves), leaves["x"]
         kernels = importlib.import_module(f"gat_pyg.attention.{score.kernels}.gpu")
-        call = x, score, edges, None, 0.3, SEED
-        out, *others = kernels.forward(*call, torch.float32, saved)
+        call = Operation(x, score, edges, None, SEED, 0.3)
+        out, *others = kernels.forward(call, torch.float32, saved)
         needs = tuple(operand is not None for operand in (x, None, *score.operands))
-        grads = kernels.backward(torch.ones_like(out), *call, out if saved else None, tuple(others), needs)
+        grads = kernels.backward(call, torch.ones_like(out), out if saved else None, tuple(others), needs)
         results.append({"out": out, **{name: grad for name, grad in grads.items() if SHAPES[name][0] in sizes}})
     expected, measured = results
     for name, value in expected.items():

@@ -32,7 +32,7 @@ from ..kernels.models import (
 )
 from ..philox import draw_kept, draw_mask
 from . import segment
-from .score import SCORES, Score
+from .score import SCORES, Operation, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,42 +49,29 @@ class _Call:
         return load_kernels(f"attention.{self.score.kernels}", x.device.type)
 
 
-def attend(
-    x: Tensor,
-    score: Score,
-    edges: Edges | EdgeList,
-    edge_weight: Tensor | None,
-    seed: Tensor | None,
-    dropout: float | Tensor,
-) -> Tensor:
-    """Return O `[N_dst, H, C]`; arguments as in `gat_pyg.attention.attend`, with a seed if there is dropout."""
-    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
+def attend(operation: Operation) -> Tensor:
+    """Return O `[N_dst, H, C]`."""
+    x, score, edges, edge_weight, seed, dropout = operation
     if isinstance(edges, EdgeList):
-        return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
-    call = _Call(type(score), score.values, edges, saves_output)
+        return _attend_for_compiler(operation, keeps=False)[0]
+    call = _Call(type(score), score.values, edges, _saves_output(operation))
     if in_forward_mode():
         return _by_segments(call, seed, dropout, x, edge_weight, *score.operands)
     return _Attend.apply(call, seed, dropout, x, edge_weight, *score.operands)[0]  # type: ignore[no-any-return]
 
 
-def attend_and_keep(
-    x: Tensor,
-    score: Score,
-    edges: EdgeList,
-    edge_weight: Tensor | None,
-    seed: Tensor | None,
-    dropout: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return O and k_ij `[R, H]`, -1 for rows without an edge; arguments as of `attend`, for a compiler."""
-    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
-    out, *_, keep = _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=True)
+def attend_and_keep(operation: Operation) -> tuple[Tensor, Tensor]:
+    """Return O and k_ij `[R, H]`, -1 for rows without an edge, for a compiler."""
+    out, *_, keep = _attend_for_compiler(operation, keeps=True)
     return out, keep
 
 
-def _scored(score: Score) -> bool:
-    """Return True if an operand of a score may need a gradient: a vmapped tensor does not show it."""
+def _saves_output(operation: Operation) -> bool:
+    """Return True if the backward pass reads O; an operand that is vmapped does not show that it needs a gradient."""
+    score = operation.score
     mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-    return any(operand is not None and (operand.requires_grad or mapped) for operand in score.operands)
+    scored = any(operand is not None and (operand.requires_grad or mapped) for operand in score.operands)
+    return torch.is_grad_enabled() and score.saves_output(operation.x, operation.edges, scored)
 
 
 def _saved(saves_output: bool, results: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -238,7 +225,8 @@ def _forward(
     """Return O, the same in float32 where the backward pass reads it and O is narrower, log-sum-exp and others."""
     score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
     wide = torch.promote_types(dtype, torch.float32) if call.saves_output else dtype
-    results = call.kernels(x).forward(x, score, call.edges, edge_weight, p, seed, wide, call.saves_output)
+    operation = Operation(x, score, call.edges, edge_weight, seed, p)
+    results = call.kernels(x).forward(operation, wide, call.saves_output)
     return tuple(results) if wide == dtype else (converted(results[0], dtype), *results)
 
 
@@ -248,7 +236,8 @@ def _backward(
     count = len(call.score.shapes)
     score, saved = call.score.of(tensors[:count], call.values), tensors[count:]
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
-    grads = call.kernels(x).backward(grad, x, score, call.edges, edge_weight, p, seed, out, saved, call.needs)
+    operation = Operation(x, score, call.edges, edge_weight, seed, p)
+    grads = call.kernels(x).backward(operation, grad, out, saved, call.needs)
     names = "x", "edge_weight", *call.score.shapes
     return tuple(
         grad.new_empty(*x.shape[:-3], 0)
@@ -265,17 +254,9 @@ def _backward(
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-def _attend_for_compiler(
-    x: Tensor,
-    score: Score,
-    edges: EdgeList,
-    edge_weight: Tensor | None,
-    seed: Tensor | None,
-    dropout: float | Tensor,
-    saves_output: bool,
-    keeps: bool,
-) -> list[Tensor]:
-    operands = x, edge_weight, *score.operands
+def _attend_for_compiler(operation: Operation, keeps: bool) -> list[Tensor]:
+    x, score, edges, edge_weight, seed, dropout = operation
+    saves_output, operands = _saves_output(operation), (x, edge_weight, *score.operands)
     present = [operand is not None for operand in operands]
     tensors = [operand for operand in operands if operand is not None]
     p, number = (dropout, 0.0) if isinstance(dropout, Tensor) else (None, dropout)

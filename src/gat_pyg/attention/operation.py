@@ -13,7 +13,7 @@ from ..graph.remembered import is_traced
 from ..kernels.device import result_dtype, unsupported_reason
 from ..philox import draw_seed, drops
 from . import fused, reference, segment, traced
-from .score import Score
+from .score import Operation, Score
 from .segment import factors
 
 Backend: TypeAlias = Literal["auto", "fused", "segment", "reference"]
@@ -126,8 +126,8 @@ def attend(
             else:
                 seed = draw_seed(x.device, dropout) if drops(dropout) else None
                 if not return_attention_weights:
-                    return fused.attend(x, score, edges, edge_weight, seed, dropout)
-                out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
+                    return fused.attend(Operation(x, score, edges, edge_weight, seed, dropout))
+                out, keep = fused.attend_and_keep(Operation(x, score, edges, edge_weight, seed, dropout))
             if not return_attention_weights:
                 return out
             return out, traced.weights(x, score, edges, edge_weight, keep).to(out.dtype)
@@ -139,11 +139,11 @@ def attend(
     seed = draw_seed(x.device, dropout) if drops(dropout) else None
     kernels = uses_kernels(backend, score, x, edge_weight)
     if kernels and not return_attention_weights:
-        return fused.attend(x, score, edges, edge_weight, seed, dropout)
+        return fused.attend(Operation(x, score, edges, edge_weight, seed, dropout))
     dtype = result_dtype(x, edge_weight, *score.operands)
     factor = factors(edges, edge_weight, seed, x.size(1), dropout, dtype)
     if kernels:
-        out = fused.attend(x, score, edges, edge_weight, seed, dropout)
+        out = fused.attend(Operation(x, score, edges, edge_weight, seed, dropout))
         alpha = edges.ungroup(segment.weights(x, score, edges, factor))
     else:
         by_torch = reference if backend == "reference" else segment

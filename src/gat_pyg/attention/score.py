@@ -8,13 +8,25 @@ is a subclass; no backend has to be changed for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
+
+
+class Operation(NamedTuple):
+    """A call of `gat_pyg.attention.attend` as the kernels take it: its arguments, and a seed if there is dropout."""
+
+    x: Tensor
+    score: Any
+    edges: Any  # `Edges`; for a compiler an `EdgeList`
+    edge_weight: Tensor | None = None
+    seed: Tensor | None = None
+    dropout: float | Tensor = 0.0
+
 
 SCORES: dict[str, type[Score]] = {}  # name of a class -> the class, for operators, whose arguments are plain values
 

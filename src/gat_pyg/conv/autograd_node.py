@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.fused import attend
+from ..attention.score import Operation
 from ..features.linear import is_large, product
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels
@@ -141,7 +142,7 @@ class LayerNode(torch.autograd.Function):
         x, score, res = _describe(layer, edges.num_dst)
         kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
-        out, *saved = kernels.forward(x, score, edges, edge_weight, dropout, seed, x.dtype, keeps)
+        out, *saved = kernels.forward(Operation(x, score, edges, edge_weight, seed, dropout), x.dtype, keeps)
         if any(needs):
             if keeps:
                 saved.insert(0, out)
@@ -165,7 +166,7 @@ class LayerNode(torch.autograd.Function):
                 ]
                 layer = ctx.plan.bound(views[1:])
                 x, score, res = _describe(layer, edges.num_dst)
-                out = layer._finish(attend(x, score, edges, views[0], seed, dropout), res)
+                out = layer._finish(attend(Operation(x, score, edges, views[0], seed, dropout)), res)
             wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
             results = torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
             each = iter(results)
@@ -179,6 +180,7 @@ class LayerNode(torch.autograd.Function):
         wanted = [True, needs[0]]
         for name, operand in zip(score.shapes, score.operands, strict=True):
             wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
-        of = ctx.kernels.backward(of_out, x, score, edges, edge_weight, dropout, seed, out, saved, wanted)
+        call = Operation(x, score, edges, edge_weight, seed, dropout)
+        of = ctx.kernels.backward(call, of_out, out, saved, wanted)
         layer._before_back(x, score, of, grads)
         return None, None, of.get("edge_weight"), *map(grads.get, names)

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...graph.edges import Edges
-from ...graph.memory import converted, elements
+from ...graph.memory import elements
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Shape, chunks_of, merge_sums, run
@@ -40,15 +39,17 @@ from ...kernels.cpu.vector import (
     splat,
     store,
 )
+from ..score import Operation
 from ..steps.cpu import (
+    Operands,
     Row,
     clear,
     close,
     each_tile,
+    forward_pass,
     load_end,
     load_factors,
     load_weight,
-    merge,
     prefetch_end,
     row_of,
     softmax,
@@ -56,7 +57,6 @@ from ..steps.cpu import (
     sum_together,
     weighted_sum,
 )
-from . import Additive
 
 
 @inline
@@ -378,46 +378,21 @@ def _collect(work: Any, sizes: Any, layout: Any, colptr: Any, place_: Any, per_e
             store(grad_s, j * heads + head, total, count)
 
 
-def forward(
-    x: Tensor,
-    score: Additive,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    dtype: torch.dtype,
-    saves_output: bool,
-) -> tuple[Tensor, ...]:
+def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
     """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, H, 2]`, and, if saved, O+ and A+."""
+    x, score, edges, edge_weight, *_ = call
     shape, chunks = Shape.of(x, edge_weight, *score.operands), chunks_of(edges, "dst")
-    heads, channels, slots, rows = shape.heads, shape.channels, chunks.slots, edges.num_dst
-    out, lse = shape.empty(slots, heads, channels), shape.empty(slots, heads, 2)
-    out_plus = shape.empty(slots, heads, channels) if saves_output else None
-    mass_plus = shape.empty(slots, heads) if saves_output else None
     constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow
-    ends = shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, edges.perm
-    operands = shape.features(x), *map(shape.flat, (*score.operands, edge_weight))
-    shape.run(_forward, chunks, edges, *constants, *ends, *operands, out, lse, out_plus, mass_plus)
-    merge(shape, chunks, out, lse, out_plus, mass_plus)
-    results = converted(shape.first(out, rows), dtype), shape.first(lse, rows)
-    if out_plus is None or mass_plus is None:
-        return results
-    return *results, shape.first(out_plus, rows), shape.first(mass_plus, rows)
+    arrays = shape.features(x), *map(shape.flat, (*score.operands, edge_weight))
+    plus = ((shape.heads, shape.channels), (shape.heads,)) if saves_output else (None, None)
+    return forward_pass(_forward, call, shape, chunks, Operands(constants, edges.perm, arrays), dtype, *plus)
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    score: Additive,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    out: Tensor | None,
-    saved: tuple[Tensor, ...],
-    needs: tuple[bool, ...],
+    call: Operation, grad: Tensor, out: Tensor | None, saved: tuple[Tensor, ...], needs: tuple[bool, ...]
 ) -> dict[str, Tensor | None]:
     """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were saved."""
+    x, score, edges, edge_weight, seed, dropout = call
     score_src, score_dst, score_edge = score.operands
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
     edge_grad = needs[4]

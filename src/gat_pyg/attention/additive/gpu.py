@@ -44,6 +44,7 @@ from ...kernels.gpu.rows import (
     walk_of,
     work_item,
 )
+from ..score import Operation
 from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
 from . import Additive
 
@@ -360,48 +361,30 @@ def _scores(models: torch.Size, score: Additive) -> dict[str, Any]:
     return {"p_score_src": src, "p_score_dst": dst, "p_score_edge": edge, "STRIDE": stride}
 
 
-def forward(
-    x: Tensor,
-    score: Additive,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    dtype: torch.dtype,
-    saves_output: bool,
-) -> tuple[Tensor, ...]:
+def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]` in float32.
 
     If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
-    models = x.shape[:-3]
-    x, weight = beside(models, x, edge_weight)
-    shape = edges.num_dst, *x.shape[1:]
+    models, score = call.x.shape[:-3], call.score
+    (x,) = beside(models, call.x)
+    shape = call.edges.num_dst, *x.shape[1:]
     out = x.new_empty(shape, dtype=dtype)
-    operands = _scores(models, score) | {"p_edge_weight": weight, "p_perm": edges.perm}
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
-    operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus, "slope": float(score.negative_slope)}
-    lse = forward_pass(_forward_kernel, x, out, edges, models.numel(), dropout, seed, **operands)
+    operands = _scores(models, score) | {"p_x": x, "p_out_plus": out_plus, "p_mass_plus": mass_plus}
+    lse = forward_pass(_forward_kernel, call, out, **operands, slope=float(score.negative_slope))
     return apart(models, out, lse, *((out_plus, mass_plus) if saves_output else ()))
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    score: Additive,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    out: Tensor | None,
-    saved: tuple[Tensor, ...],
-    needs: tuple[bool, ...],
+    call: Operation, grad: Tensor, out: Tensor | None, saved: tuple[Tensor, ...], needs: tuple[bool, ...]
 ) -> dict[str, Tensor | None]:
     """The gradients of x, of the scores of src and dst, and of edges in the caller's order.
 
     From O, O+ and A+, in one pass over the features; without them in one such pass and two over `[E, H]`.
     """
+    x, score, edges, edge_weight, seed, dropout = call
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
     models, edge_grad = x.shape[:-3], needs[4]
     grad, x, weight = beside(models, grad, x, edge_weight)

@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...graph.edges import Edges
-from ...graph.memory import converted
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import NARROW, Chunks, Job, Shape, chunks_of, merge_sums, run, tile_of
@@ -36,18 +34,20 @@ from ...kernels.cpu.vector import (
     store,
     store_signs,
 )
+from ..score import Operation
 from ..steps.cpu import (
+    Operands,
     Row,
     attend,
     clear,
     dots,
     each_tile,
+    forward_pass,
     head_dots,
     load_edges,
     load_end,
     load_factors,
     load_lse,
-    merge,
     prefetch_edge,
     prefetch_end,
     row_of,
@@ -347,8 +347,9 @@ class _Operands(NamedTuple):
     w: Any
 
     @classmethod
-    def of(cls, shape: Shape, x: Tensor, score: GATv2 | Dot, edges: Edges, edge_weight: Tensor | None) -> _Operands:
+    def of(cls, shape: Shape, call: Operation) -> _Operands:
         """The operands of a score; for GATv2, D is padded to a multiple of 4 with zeros."""
+        x, score, edges, edge_weight, *_ = call
         u, lin, number = score.edge_attr, score.lin_edge, shape.dtype.type
         ids = None if u is None and edge_weight is None else edges.perm
         width = 0 if u is None else u.size(-1)
@@ -369,14 +370,9 @@ class _Operands(NamedTuple):
         return cls(slope, scale, shape.layout, shape.narrow, apart, wide, pad, width, ids, values, key, *tensors)
 
     @property
-    def constants(self) -> tuple[Any, ...]:
-        """The arguments before the arrays."""
-        return self[:8]
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """The arrays after `ids`."""
-        return self[9:]
+    def passed(self) -> Operands:
+        """The operands as arguments of the kernels."""
+        return Operands(self[:8], self.ids, self[9:])
 
 
 def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Tensor | None, Tensor | None], int]:
@@ -399,44 +395,22 @@ def _with_room(chunks: Chunks, operands: _Operands, step: int = 1) -> Chunks:
     return chunks._replace(most=max(chunks.most, -(-operands.width // 64) * 64), step=step)
 
 
-def _shape(x: Tensor, edge_weight: Tensor | None, score: GATv2 | Dot) -> Shape:
+def _shape(call: Operation) -> Shape:
+    x, score, _, edge_weight, *_ = call
     channels = x.size(-1)
     halves = channels & (channels - 1) == 0  # added up in the order of `lane_sum`
     return Shape.of(x, edge_weight, *score.operands, narrow=NARROW + 1 if halves and isinstance(score, Dot) else 0)
 
 
-def forward(
-    x: Tensor,
-    score: GATv2 | Dot,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    dtype: torch.dtype,
-    saves_output: bool,
-) -> tuple[Tensor, ...]:
+def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
     """Return O in `dtype` and (max, 1 / denominator)."""
-    shape, chunks = _shape(x, edge_weight, score), chunks_of(edges, "dst")
-    heads, channels, rows = shape.heads, shape.channels, edges.num_dst
-    operands = _Operands.of(shape, x, score, edges, edge_weight)
-    out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
-    shape.run(_forward, _with_room(chunks, operands), edges, *head, *operands.arrays, out, lse)
-    merge(shape, chunks, out, lse, None, None)
-    return converted(shape.first(out, rows), dtype), shape.first(lse, rows)
+    shape, chunks = _shape(call), chunks_of(call.edges, "dst")
+    operands = _Operands.of(shape, call)
+    return forward_pass(_forward, call, shape, _with_room(chunks, operands), operands.passed, dtype)
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    score: GATv2 | Dot,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    out: Tensor,
-    saved: tuple[Tensor, ...],
-    needs: tuple[bool, ...],
+    call: Operation, grad: Tensor, out: Tensor, saved: tuple[Tensor, ...], needs: tuple[bool, ...]
 ) -> dict[str, Tensor | None]:
     """Return the gradients, by f_ij = de_ij LeakyReLU'(z_ij), or de_ij / sqrt(C). Stores two numbers per edge and head.
 
@@ -449,11 +423,12 @@ def backward(
     grad u_ij = W_e^T (f_ij x_i + k w alpha dO_i), summed over the heads, and grad W_e = sum_i x_i (sum_j f_ij u_ij)^T +
     dO_i (sum_j k w alpha u_ij)^T, by the same blocks of rows for any number of threads.
     """
-    shape, (lse,) = _shape(x, edge_weight, score), saved
+    _, score, edges, _, seed, dropout = call
+    shape, (lse,) = _shape(call), saved
     heads, channels, num_edges = shape.heads, shape.channels, edges.num_edges
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
-    operands = _Operands.of(shape, x, score, edges, edge_weight)
+    operands = _Operands.of(shape, call)
     delta = head_dots(Shape.of(out, grad), grad, out)
     sums_dst = shape.empty(by_dst.slots, heads, channels)  # first: the memory of what is freed on return lies together
     g = shape.flat(grad) if operands.back is not None else shape.features(grad)
@@ -470,10 +445,10 @@ def backward(
         count, size = by_dst.row.size, 1 << len(operands.wide)
         step = max(ROWS, -(-count // BLOCKS))
         blocks = shape.empty(-(-count // step), heads, channels, -(-operands.width // size) * size).zero_()
-    head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
+    (constants, ids, arrays), drop = operands.passed, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst)
     results = weights, changes, signs, grad_w, grad_u, sums_dst, step, blocks
-    of_dst = g, shape.flat(lse), delta, *results
-    shape.run(_backward_dst, _with_room(by_dst, operands, step), edges, *head, *operands.arrays, *of_dst)
+    of_dst = *constants, drop, edges.src, ids, *arrays, g, shape.flat(lse), delta, *results
+    shape.run(_backward_dst, _with_room(by_dst, operands, step), edges, *of_dst)
     beside = operands.apart > heads  # the gradients of key and x too
     sums = [shape.empty(by_src.slots, *(2,) * beside, heads, channels) for _ in range(2 - beside)]
     sums_src, values = sums[0].unbind(1) if beside else sums

@@ -27,6 +27,7 @@ from ...kernels.gpu.rows import (
     walk_of,
     work_item,
 )
+from ..score import Operation
 from ..steps.gpu import (
     alpha,
     attend,
@@ -38,7 +39,7 @@ from ..steps.gpu import (
     store_edges,
     total_mass,
 )
-from . import Dot, GATv2
+from . import Dot
 from .gpu_edges import (
     Operands,
     attr_gradient,
@@ -353,48 +354,27 @@ def _backward_src_kernel(
         store_row(p_grad_x, p_chunks, o_row, o_item + H * C, b_sum, m_hc, is_whole, is_chunk)
 
 
-def forward(
-    x: Tensor,
-    score: GATv2 | Dot,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    dtype: torch.dtype,
-    saves_output: bool,
-) -> tuple[Tensor, ...]:
+def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]`."""
-    models = x.shape[:-3]
-    operands, (weight,) = Operands.of(x, score), beside(models, edge_weight)
-    arguments, lin = operands.arguments, operands.weight
-    x = arguments.pop("p_x")
+    models, operands = call.x.shape[:-3], Operands.of(call.x, call.score)
+    x, lin = operands.x, operands.weight
     out_edge = None if operands.query_edge is None else torch.empty_like(operands.query_edge)
-    out = x.new_empty(edges.num_dst, *x.shape[1:], dtype=dtype if out_edge is None else torch.float32)
-    written = {"p_out_edge": out_edge, "p_chunks_edge": None, "p_edge_weight": weight, "p_perm": edges.perm}
-    lse = forward_pass(
-        _forward_kernel, x, out, edges, models.numel(), dropout, seed, **arguments, **written, **operands.block
-    )
+    out = x.new_empty(call.edges.num_dst, *x.shape[1:], dtype=dtype if out_edge is None else torch.float32)
+    arguments = operands.arguments | operands.block | {"p_out_edge": out_edge, "p_chunks_edge": None}
+    lse = forward_pass(_forward_kernel, call, out, **arguments)
     if out_edge is not None and lin is not None:
         out += multiply("nhd,hcd->nhc", out_edge, lin)
     return apart(models, out.to(dtype), lse)
 
 
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    score: GATv2 | Dot,
-    edges: Edges,
-    edge_weight: Tensor | None,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    out: Tensor,
-    saved: tuple[Tensor, ...],
-    needs: tuple[bool, ...],
+    call: Operation, grad: Tensor, out: Tensor, saved: tuple[Tensor, ...], needs: tuple[bool, ...]
 ) -> dict[str, Tensor | None]:
     """The gradients, in one pass over dst and one over src, and one over the edges for those of W_e and u.
 
     Holds two numbers an edge and head, and for GATv2 a bit an edge and channel.
     """
+    x, score, edges, edge_weight, seed, dropout = call
     models, wanted = x.shape[:-3], dict(zip(("x", "edge_weight", *score.shapes), needs, strict=True))
     operands = Operands.of(x, score)
     (num_src, heads, channels), num_edges = operands.x.shape, edges.num_edges

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...graph.memory import elements, empty
+from ...graph.memory import converted, elements, empty
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Chunks, Job, Shape, run
@@ -36,6 +36,7 @@ from ...kernels.cpu.vector import (
     splat,
     store,
 )
+from ..score import Operation
 
 AHEAD = 16  # edges between the one that is summed and the one that is prefetched
 
@@ -360,12 +361,32 @@ def _merge(model: int, models: int, long: Any, first: Any, out_: Any, lse_: Any,
                     mass_plus[at] += share * mass_plus[p * heads + h]
 
 
-def merge(shape: Shape, chunks: Chunks, *results: Tensor | None) -> None:
-    """Merge the outputs of the chunks of long rows: O, (max, 1 / denominator), O+ and A+."""
+class Operands(NamedTuple):
+    """The operands of a score as its passes over dst take them."""
+
+    constants: tuple[Any, ...]  # before the arrays
+    ids: Tensor | None  # the row of each edge among what belongs to single edges, None if nothing does
+    arrays: tuple[Any, ...]  # x, then None for what the score does not have
+
+
+def forward_pass(
+    kernel: Any, call: Operation, shape: Shape, chunks: Chunks, operands: Operands, dtype: torch.dtype, *plus: Any
+) -> tuple[Tensor, ...]:
+    """Return O in `dtype`, (max, 1 / denominator) and, if requested, O+ and A+, by the forward kernel of a score.
+
+    `plus` are the sizes of a row of O+ and A+, None for those that are not saved, for a kernel that computes them.
+    """
+    edges, heads, channels = call.edges, shape.heads, shape.channels
+    sizes = (heads, channels), (heads, 2), *plus
+    results = [None if size is None else shape.empty(chunks.slots, *size) for size in sizes]
+    drop = shape.drop(call.seed, call.dropout, lambda: edges.dropout_ids_by_dst)
+    shape.run(kernel, chunks, edges, *operands.constants, drop, edges.src, operands.ids, *operands.arrays, *results)
     if chunks.long.size:
-        arrays = [None if each is None else elements(each) for each in results]
+        arrays = [None if each is None else elements(each) for each in (*results, None, None)[:4]]
         for model in range(shape.models):
-            _merge(model, shape.models, chunks.long, chunks.first, *arrays, shape.heads, shape.channels)
+            _merge(model, shape.models, chunks.long, chunks.first, *arrays, heads, channels)
+    out, *others = (shape.first(each, edges.num_dst) for each in results if each is not None)
+    return converted(out, dtype), *others
 
 
 @compiled

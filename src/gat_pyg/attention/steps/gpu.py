@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...graph.edges import Edges
 from ...kernels.gpu.draw import drop_arguments
-from ...kernels.gpu.rows import Walk, all_models, offset, slab, stack_arguments, store_row, walk_of
+from ...kernels.gpu.rows import Walk, all_models, beside, offset, slab, stack_arguments, store_row, walk_of
+from ..score import Operation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -170,22 +171,14 @@ def of_rows(edges: Edges, wanted: bool, *shape: int, device: torch.device) -> Te
     return make(shape, dtype=torch.float32, device=device) if wanted else None
 
 
-def forward_pass(
-    kernel: Any,
-    x: Tensor,
-    out: Tensor,
-    edges: Edges,
-    models: int,
-    dropout: float | Tensor,
-    seed: Tensor | None,
-    **operands: Any,
-) -> Tensor:
+def forward_pass(kernel: Any, call: Operation, out: Tensor, **operands: Any) -> Tensor:
     """Compute O by the forward kernel of a score with these operands, and return its log-sum-exp.
 
     Merge the chunks of long rows; of operands that a kernel writes, `p_out_plus`, `p_mass_plus` and `p_out_edge` too.
     """
-    _, heads, channels = x.shape
-    lse = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
+    x, edges, models = operands["p_x"], call.edges, call.x.shape[:-3].numel()
+    (weight,), (_, heads, channels) = beside(call.x.shape[:-3], call.edge_weight), x.shape
+    lse: Tensor = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
     positive, out_edge = (operands.get("p_out_plus"), operands.get("p_mass_plus")), operands.get("p_out_edge")
     if out.numel() == 0:
         for result in (lse, *positive, out_edge):
@@ -200,14 +193,15 @@ def forward_pass(
         held_edge = operands["p_chunks_edge"] = walk.hold(heads, features)
     with torch.cuda.device_of(x):
         kernel[(walk.items, walk.slabs)](
-            p_x=x,
+            p_edge_weight=weight,
             p_src=edges.src,
+            p_perm=edges.perm,
             p_out=out,
             p_lse=lse,
             p_chunks=held,
             p_chunks_h=held_h,
             **operands,
-            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
+            **drop_arguments(call.dropout, call.seed, edges.dropout_ids_by_dst),
             **walk.arguments,
         )
         _merge(walk, held, held_h, out, lse, *positive)
