@@ -91,15 +91,7 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
     Traceback (most recent call last):
     ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with graph labels, such as ogbg-molbace.
     """
-    if not name.startswith("ogbg-"):
-        raise ValueError(
-            f"{name!r} is unknown: expected the name of a data set with graph labels, such as ogbg-molbace."
-        )
-    ogb = _imported("ogb.graphproppred", name)
-    folder = data_root(root) / "ogb"
-    with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
-        dataset = ogb.PygGraphPropPredDataset(name, root=str(folder))
+    dataset, _ = _of_ogb(name, "graphproppred.PygGraphPropPredDataset", "ogbg-molbace", "graph labels", root)
     return from_dataset(dataset, name)
 
 
@@ -118,13 +110,7 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
     Traceback (most recent call last):
     ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with links, such as ogbl-ddi.
     """
-    if not name.startswith("ogbl-"):
-        raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, such as ogbl-ddi.")
-    ogb = _imported("ogb.linkproppred", name)
-    folder = data_root(root) / "ogb"
-    with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr):
-        dataset = ogb.PygLinkPropPredDataset(name, root=str(folder))
-        parts = dataset.get_edge_split()
+    dataset, parts = _of_ogb(name, "linkproppred.PygLinkPropPredDataset", "ogbl-ddi", "links", root)
     if not all("edge_neg" in parts[part] for part in ("valid", "test")):
         raise ValueError(
             f"{name} has separate negative pairs for each link, expected the same for all, as in ogbl-ddi."
@@ -137,6 +123,18 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
     data = dataset[0]
     data = Data(node_ids(data.num_nodes) if data.x is None else data.x.to(torch.get_default_dtype()), data.edge_index)
     return task_of_pairs(name, data, pairs, labels, LinkLabels(channels, dataset.meta_info["eval metric"]))
+
+
+def _of_ogb(name: str, kind: str, example: str, items: str, root: str | Path | None) -> tuple[Any, Any]:
+    """Return a data set of one of OGB's classes, and the split of its links if it has them."""
+    if not name.startswith(example[:5]):
+        raise ValueError(f"{name!r} is unknown: expected the name of a data set with {items}, such as {example}.")
+    module, _, kind = kind.partition(".")
+    ogb, folder = _imported(f"ogb.{module}", name), data_root(root) / "ogb"
+    with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
+        dataset = getattr(ogb, kind)(name, root=str(folder))
+        return dataset, dataset.get_edge_split() if items == "links" else None
 
 
 def _allowed() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ from ...tasks.nodes import NodeMultiLabels
 from ...tasks.preparation import Standardize
 from ...tasks.scaling import scale
 from ...tasks.task import Task
+from ..arrays.batched_graphs import graphs_of
 from .citation import planetoid_folder
 from .raw import data_root, raw_folder, read_npy, reading
 
@@ -51,7 +52,7 @@ def ppi(root: str | Path | None = None) -> Task:
         std = scale(std, mean)
         standardize = Standardize(mean, std.where(std > 0, 1.0))
         scaled = {split: standardize(Data(x=x)).x for split, x in features.items()}
-        train, val, test = (list(_read_ppi(folder, split, scaled[split])) for split in PPI_SPLITS)
+        train, val, test = (_read_ppi(folder, split, scaled[split]) for split in PPI_SPLITS)
         F, K = train[0].x.size(1), train[0].y.size(1)
         return Task("ppi", train, val, test, F, NodeMultiLabels(K), transforms=(standardize.describe(),))
 
@@ -66,27 +67,17 @@ def _ppi_folder(root: str | Path | None) -> Path:
     return raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
 
 
-def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
-    """Yield the graphs of one split, which are concatenated in its files, by graph_id."""
+def _read_ppi(folder: Path, split: str, x: Tensor) -> list[Data]:
+    """Return the graphs of one split, which are one union in its files."""
     y, graph = read_npy(folder / f"{split}_labels.npy").float(), read_npy(folder / f"{split}_graph_id.npy")
     edge_index = _ppi_links(folder / f"{split}_graph.json")
-    if not len(x) == len(y) == len(graph) or graph.dim() != 1 or (graph[1:] < graph[:-1]).any():
-        raise ValueError(f"{split}: {len(x)} features, {len(y)} labels, {len(graph)} graph ids, or ids not in order")
+    if not len(x) == len(y) == len(graph) or graph.dim() != 1:
+        raise ValueError(f"{split}: {len(x)} features, {len(y)} labels, graph ids of shape {tuple(graph.shape)}")
     check_edge_index(edge_index, len(x), f"{split}_graph.json")
     edge_index, _ = remove_self_loops(edge_index)
     edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
     edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]
-    sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
-    last = torch.tensor(sizes).cumsum(0)  # the end of each graph's nodes (exclusive)
-    edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
-    cut = (
-        torch.split(x, sizes),
-        torch.split(y, sizes),
-        torch.split(edge_index, edges, dim=1),
-        last,
-    )
-    for X, Y, links, end in zip(*cut, strict=True):
-        yield Data(X.clone(), links - (end - len(X)), y=Y.clone())
+    return graphs_of(Data(x, edge_index, y=y, batch=graph - graph[0]), "node_classification", split)
 
 
 def _ppi_links(path: Path) -> Tensor:
