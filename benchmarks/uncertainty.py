@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from gat_pyg.report.uncertainty import number_cell
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, Planetoid
 
 import machine
-from gat_pyg.report.uncertainty import number_cell
 
 DATA = Path(os.environ.get("GAT_PYG_DATA", "data"))
 DRAWN = ("split.split=all", "split.draws={draws}")

@@ -14,7 +14,7 @@ import recorded
 
 import gat_pyg
 from gat_pyg.data import ogbg, planetoid, planted
-from gat_pyg.report.attended import times_uniform
+from gat_pyg.report.figures.attended import times_uniform
 
 OUT = Path(__file__).parent / "pictures"
 

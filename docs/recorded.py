@@ -21,14 +21,14 @@ from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
 from gat_pyg.paper.published import published
-from gat_pyg.report.cells import Table
-from gat_pyg.report.comparison import comparison_table
-from gat_pyg.report.formats import markdown_table
-from gat_pyg.report.general import Rows, general_table, rows_of
-from gat_pyg.report.strong import strong_table
-from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
-from gat_pyg.report.uncertainty import number_cell
-from gat_pyg.runs.groups import Key, gathered, lines_of, shown
+from gat_pyg.paper.tables.scores import TABLE2, TABLE3, ablation_table, score_table, shown, significance_table
+from gat_pyg.paper.tables.strong import strong_table
+from gat_pyg.report.tables.cells import Table
+from gat_pyg.report.tables.comparison import comparison_table
+from gat_pyg.report.tables.formats import markdown_table
+from gat_pyg.report.tables.general import Rows, general_table, rows_of
+from gat_pyg.report.tables.uncertainty import number_cell
+from gat_pyg.runs.groups import Key, gathered, lines_of
 from gat_pyg.sweeps.grid import cells_of
 
 DOCS = Path(__file__).parent

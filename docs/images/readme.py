@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 import gat_pyg
 from gat_pyg.data import planetoid, planted
-from gat_pyg.report.attended import Attended, pairs, times_uniform
-from gat_pyg.report.positions import tsne
+from gat_pyg.report.figures.attended import Attended, pairs, times_uniform
+from gat_pyg.report.figures.positions import tsne
 
 SALIENCE = planted().test[0].x[:, 0]
 THEMES = {"light": ("#ffffff", "#24292f"), "dark": ("#0d1117", "#c9d1d9")}  # GitHub's background and ink

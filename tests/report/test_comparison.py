@@ -11,8 +11,8 @@ from scipy import stats
 from scipy.special import stdtr
 
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.comparison import comparison_table, row_named
-from gat_pyg.report.general import rows_of
+from gat_pyg.report.tables.comparison import comparison_table, row_named
+from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import Runs, gathered
 from gat_pyg.runs.result import ERRICA
 from gat_pyg.runs.significance import t_test

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.curves import band_of, curves_figure, curves_of, scores_figure
-from gat_pyg.report.general import rows_of
+from gat_pyg.report.figures.curves import band_of, curves_figure, curves_of, scores_figure
+from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import Line, gathered
 from tests.report.samples import one, write_lines
 

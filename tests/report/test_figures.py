@@ -27,11 +27,11 @@ from torch_geometric.utils import scatter, to_torch_csr_tensor
 
 import gat_pyg.report
 from gat_pyg import GAT, attention_of
-from gat_pyg.report.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
-from gat_pyg.report.canvas import ORANGE
-from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
-from gat_pyg.report.page import attention_page
-from gat_pyg.report.positions import _tsne, tsne
+from gat_pyg.report.figures.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
+from gat_pyg.report.figures.canvas import ORANGE
+from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.figures.page import attention_page
+from gat_pyg.report.figures.positions import _tsne, tsne
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model

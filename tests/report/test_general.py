@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from gat_pyg.paper.tables.scores import fits_paper
+from gat_pyg.paper.tables.strong import split_of
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
-from gat_pyg.report.general import columns_of, general_table, rows_of
-from gat_pyg.report.strong import split_of
-from gat_pyg.report.tables import fits_paper, general_tables
+from gat_pyg.report.tables.formats import csv_table, html_table, latex_table, markdown_table
+from gat_pyg.report.tables.general import columns_of, general_table, rows_of
+from gat_pyg.report.write import general_tables
 from gat_pyg.runs.groups import Line, gathered
 from gat_pyg.runs.result import ERRICA, Result
 from gat_pyg.runs.significance import t_test_of

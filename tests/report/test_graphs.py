@@ -20,15 +20,15 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
-import gat_pyg.report.graphs
+import gat_pyg.report.figures.graphs
 import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import digits, from_dataset
 from gat_pyg.models import Encoded, Readout
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.graphs import graph_figure, sheet_figure
-from gat_pyg.report.molecules import molecule_of, picture
-from gat_pyg.report.positions import graph_layout
+from gat_pyg.report.figures.graphs import graph_figure, sheet_figure
+from gat_pyg.report.figures.molecules import molecule_of, picture
+from gat_pyg.report.figures.positions import graph_layout
 from gat_pyg.runs.result import Result, append, read
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
 
@@ -55,7 +55,7 @@ def model(K: int = 1) -> nn.Module:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of each molecule that RDKit draws: molecule, position, size, bond, colours, notes, labels."""
     calls: list[Any] = []
-    monkeypatch.setattr(gat_pyg.report.graphs, "picture", lambda *args: calls.append(args) or picture(*args))
+    monkeypatch.setattr(gat_pyg.report.figures.graphs, "picture", lambda *args: calls.append(args) or picture(*args))
     return calls
 
 
@@ -199,7 +199,7 @@ def test_positions_are_finite_and_apart(graph: Graph) -> None:
 
 
 def test_large_graphs_are_placed_by_springs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gat_pyg.report.positions._LARGE", 20)
+    monkeypatch.setattr("gat_pyg.report.figures.positions._LARGE", 20)
     monkeypatch.delattr("networkx.kamada_kawai_layout")
     chain = torch.stack([torch.arange(19), torch.arange(1, 20)])
     assert np.isfinite(graph_layout(Data(edge_index=chain, num_nodes=20), None)).all()

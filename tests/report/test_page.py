@@ -20,8 +20,8 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from gat_pyg.report.attended import Attended, pairs, times_uniform
-from gat_pyg.report.page import SCALE, attention_page
+from gat_pyg.report.figures.attended import Attended, pairs, times_uniform
+from gat_pyg.report.figures.page import SCALE, attention_page
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, Graph
 from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model

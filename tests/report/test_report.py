@@ -22,12 +22,11 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task
 from gat_pyg.paper.published import published
+from gat_pyg.paper.tables.data import Counts, counted, data_counts, data_notes, data_table, edges_note
+from gat_pyg.paper.tables.scores import paper_tables
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
-from gat_pyg.report.data_table import Counts, counted, data_notes, data_table, edges_note
-from gat_pyg.report.formats import html, latex, latex_table, markdown
-from gat_pyg.report.tables import tables
-from gat_pyg.report.write import data_counts
+from gat_pyg.report.tables.cells import NAMES, NONE, Cell, Table, ranges
+from gat_pyg.report.tables.formats import html, latex, latex_table, markdown
 from gat_pyg.runs.groups import Key, Line, gathered, lines_of
 from gat_pyg.runs.result import Result
 from gat_pyg.runs.significance import permutation_test
@@ -51,7 +50,7 @@ def by_hand() -> list[Line]:
 
 
 def named(lines: list[Line], name: str, counts: dict[str, Counts | str] | None = None) -> Table:
-    (table,) = (table for table in tables(lines, counts) if table.name == name)
+    (table,) = (table for table in paper_tables(lines, counts) if table.name == name)
     return table
 
 
@@ -366,7 +365,7 @@ def awkward() -> Table:
 
 
 def test_html_is_well_formed_and_loads_nothing():
-    text = html([*tables(by_hand(), {"cora": "<no files>"}), awkward()])
+    text = html([*paper_tables(by_hand(), {"cora": "<no files>"}), awkward()])
     page = Page(text)
     assert page.open == []
     assert not re.search(r"https?:|//|url\(|@import", text)
@@ -389,7 +388,7 @@ def test_latex_escapes_special_characters():
 
 
 def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
-    text = latex([*tables(by_hand(), {}), awkward()])
+    text = latex([*paper_tables(by_hand(), {}), awkward()])
     bare = re.sub(r"\\[&%$#_{}]", "", text)
     assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
     assert re.findall(r"\\begin{(\w+)}", text).count("table") == 8
@@ -403,7 +402,7 @@ def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
 
 
 def test_the_three_formats_hold_the_same_cells():
-    content = [*tables(by_hand(), dict.fromkeys(NAMES, "none")), awkward()]
+    content = [*paper_tables(by_hand(), dict.fromkeys(NAMES, "none")), awkward()]
     expected = [cell.text for table in content for row in table.rows for cell in row]
     assert Page(html(content)).cells == expected
     rows = [line for line in markdown(content).splitlines() if line.startswith("| ")]
@@ -447,8 +446,8 @@ def test_data_that_cannot_be_read_leaves_the_other_tables(tmp_path: Path, monkey
     def no_network(name: str, root: Path) -> Task:
         raise FileNotFoundError(f"{name}: x not found in {root}")
 
-    monkeypatch.setattr("gat_pyg.report.write.planetoid", no_network)
-    monkeypatch.setattr("gat_pyg.report.write.ppi", functools.partial(no_network, "ppi"))
+    monkeypatch.setattr("gat_pyg.paper.tables.data.planetoid", no_network)
+    monkeypatch.setattr("gat_pyg.paper.tables.data.ppi", functools.partial(no_network, "ppi"))
     path = write_lines(tmp_path / "results.jsonl", by_hand())
     assert main([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

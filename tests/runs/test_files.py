@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gat_pyg.report.general import rows_of
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -40,7 +41,6 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
-from gat_pyg.report.general import rows_of
 from gat_pyg.runs.build import task_of
 from gat_pyg.runs.groups import gathered
 from gat_pyg.runs.groups import lines_of as report_lines

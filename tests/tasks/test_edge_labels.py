@@ -17,9 +17,9 @@ from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
 from gat_pyg.report.__main__ import main as report
-from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
-from gat_pyg.report.graphs import graph_figure
-from gat_pyg.report.page import attention_page
+from gat_pyg.report.figures.graphs import graph_figure
+from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.figures.page import attention_page
 from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.targets import EdgeTargets

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import from_dataset
-from gat_pyg.report.general import rows_of
-from gat_pyg.report.uncertainty import uncertainty_tables
+from gat_pyg.report.tables.general import rows_of
+from gat_pyg.report.tables.uncertainty import uncertainty_tables
 from gat_pyg.runs.groups import gathered
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.targets import GraphTargets

@@ -40,7 +40,7 @@ def _explanation(explained: Any, *, out: str = "explanation.png") -> str:
     Args:
         out: the picture to write, as PNG, SVG or PDF; the tables are written beside it.
     """
-    from ..report.explained import explanation_figure  # imports Matplotlib
+    from ..report.figures.explained import explanation_figure  # imports Matplotlib
 
     files = explained.write(out)
     explanation_figure(explained, out)

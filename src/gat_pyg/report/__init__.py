@@ -2,34 +2,34 @@
 
 >>> import gat_pyg
 >>> gat_pyg.report.attention_figure.__module__
-'gat_pyg.report.figures'
+'gat_pyg.report.figures.nodes'
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .curves import curves_figure as curves_figure
-    from .explained import explanation_figure as explanation_figure
-    from .figures import attention_figure as attention_figure
-    from .figures import degree_figure as degree_figure
-    from .figures import entropy_figure as entropy_figure
-    from .figures import neighbourhood_figure as neighbourhood_figure
-    from .graphs import graph_figure as graph_figure
-    from .graphs import sheet_figure as sheet_figure
-    from .page import attention_page as attention_page
+    from .figures.curves import curves_figure as curves_figure
+    from .figures.explained import explanation_figure as explanation_figure
+    from .figures.graphs import graph_figure as graph_figure
+    from .figures.graphs import sheet_figure as sheet_figure
+    from .figures.nodes import attention_figure as attention_figure
+    from .figures.nodes import degree_figure as degree_figure
+    from .figures.nodes import entropy_figure as entropy_figure
+    from .figures.nodes import neighbourhood_figure as neighbourhood_figure
+    from .figures.page import attention_page as attention_page
 
 # Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
 _LAZY = {
-    "attention_figure": "figures",
-    "attention_page": "page",
-    "curves_figure": "curves",
-    "degree_figure": "figures",
-    "entropy_figure": "figures",
-    "explanation_figure": "explained",
-    "graph_figure": "graphs",
-    "neighbourhood_figure": "figures",
-    "sheet_figure": "graphs",
+    "attention_figure": "figures.nodes",
+    "attention_page": "figures.page",
+    "curves_figure": "figures.curves",
+    "degree_figure": "figures.nodes",
+    "entropy_figure": "figures.nodes",
+    "explanation_figure": "figures.explained",
+    "graph_figure": "figures.graphs",
+    "neighbourhood_figure": "figures.nodes",
+    "sheet_figure": "figures.graphs",
 }
 
 

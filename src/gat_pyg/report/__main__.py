@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report, print its tables of scores, and return the exit status: 1, after a message, if that fails."""
     print_any_text()
     options = parser().parse_args(arguments)
-    from .formats import plain
+    from .tables.formats import plain
     from .write import write_report  # imports torch
 
     try:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..data.named.citation import planetoid
-from ..data.named.proteins import listed_links, ppi
 from ..files import write_whole
 from ..models.attention import attention_layers
+from ..paper.tables.data import data_counts
+from ..paper.tables.scores import fits_paper, paper_tables
+from ..paper.tables.strong import strong_table
 from ..runs.groups import Line, gathered, lines_of
 from ..settings.hashing import MODEL
 from ..trained.load import load
-from .cells import NAMES, Table
-from .curves import scores_figure
-from .data_table import Counts, counted
-from .formats import csv_table, html, latex, latex_table, markdown
-from .general import rows_of
-from .tables import fits_paper, general_tables, strong_tables, tables
+from .figures.curves import scores_figure
+from .tables.cells import NAMES, Table
+from .tables.comparison import comparison_table
+from .tables.formats import csv_table, html, latex, latex_table, markdown
+from .tables.general import general_table, rows_of
+from .tables.sources import source_tables
+from .tables.uncertainty import uncertainty_tables
 
 DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex, "html": html}
 FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
@@ -63,15 +65,24 @@ def write_report(
     if against is not None and preset not in (None, "general"):
         raise ValueError(f"--against compares rows of the general table. Leave out --preset {preset}.")
     if preset == "strong":
-        content = strong_tables(lines)
+        runs = gathered(lines)
+        content = [strong_table(runs), *source_tables(runs, lines)]
     elif preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
         content = general_tables(lines, against)
     else:
         counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
-        content = tables(lines, counts, others=preset is None)
+        content = paper_tables(lines, counts, others=preset is None)
     drawn = [drawn_curves(lines, folder)] if curves else []
     drawn += drawn_graphs(lines, folder) if graphs else []
     return len(lines), content, write_tables(content, folder, formats) + drawn
+
+
+def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
+    """Return the tables of any lines: methods by data sets, the differences from a row, the sources of all numbers."""
+    runs = gathered(lines)
+    rows = rows_of(runs)
+    compared = [] if against is None else [comparison_table(rows, against)]
+    return [general_table(rows), *compared, *uncertainty_tables(rows), *source_tables(runs, lines)]
 
 
 def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
@@ -88,7 +99,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
         ValueError: if no run of a model with attention on graph labels has kept its model.
     """
     from ..runs.build import task_of  # imports Lightning
-    from .graphs import sheet_figure
+    from .figures.graphs import sheet_figure
 
     paths = []
     for label, row in rows_of(gathered(lines)).items():
@@ -128,12 +139,3 @@ def write_tables(results: Sequence[Table], folder: Path, formats: Iterable[str])
             raise OSError(f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER.") from error
         paths.append(folder / file)
     return paths
-
-
-def data_counts(name: str, root: Path | None) -> Counts | str:
-    """Return the counts of a data set, or the reason why it cannot be counted."""
-    try:
-        task = ppi(root) if name == "ppi" else planetoid(name, root)
-        return counted(task, listed_links(name, root))
-    except (OSError, ValueError) as error:
-        return str(error)

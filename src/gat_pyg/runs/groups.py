@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,9 +31,6 @@ class Key(NamedTuple):
     metric: str
     form: str = ""
     study: str = ""
-
-
-ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
 
 
 def key_of(result: Result) -> Key:
@@ -107,6 +104,9 @@ class Runs:
         return statistics.fmean(line.result.seconds for line in self.lines)
 
 
+Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
+
+
 def lines_of(path: str | Path) -> list[Line]:
     """Return the lines of a file of results.
 
@@ -158,13 +158,3 @@ def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
 def ranked(groups: Iterable[Runs]) -> list[Runs]:
     """Return groups of runs by their mean validation score, never by the test: the best first."""
     return sorted(groups, key=lambda runs: runs.quality, reverse=True)
-
-
-def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
-    """Return the newest group of each form of a row, the best mean validation score first."""
-    return ranked(groups[0] for other, groups in runs.items() if other._replace(form="") == key)
-
-
-def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
-    """Return the runs shown in a row: the form with the best mean validation score."""
-    return next(iter(forms(runs, key)), None)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from ..paper.published import published
-from ..tasks.objective import SPLITS, any_known
-from ..tasks.task import Task
-from .cells import NAMES, NONE, Cell, Table
+from ...data.named.citation import planetoid
+from ...data.named.proteins import listed_links, ppi
+from ...report.tables.cells import NAMES, NONE, Cell, Table
+from ...tasks.objective import SPLITS, any_known
+from ...tasks.task import Task
+from ..published import published
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,15 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
         loops=sum(nodes.numel() for nodes in loops),
         looped=sum(nodes.unique().numel() for nodes in loops),
     )
+
+
+def data_counts(name: str, root: Path | None) -> Counts | str:
+    """Return the counts of a data set, or the reason why it cannot be counted."""
+    try:
+        task = ppi(root) if name == "ppi" else planetoid(name, root)
+        return counted(task, listed_links(name, root))
+    except (OSError, ValueError) as error:
+        return str(error)
 
 
 def _pairs(edge_index: Tensor) -> int:

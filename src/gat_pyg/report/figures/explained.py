@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..trained.explain import Explained
+from ...trained.explain import Explained
 from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink, new_figure, written
 from .graphs import _BELOW, _BOND, _MARGIN, _PALE, _draw, _Shown
 from .molecules import molecule_of

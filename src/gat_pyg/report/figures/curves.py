@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runs.result import METRICS, result_in
+from ...runs.result import METRICS, result_in
+from ..tables.general import Column, Rows, columns_of
 from .canvas import Canvas, Panels, despine
-from .general import Column, Rows, columns_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from ..tasks.labels import ManyLabels, OneLabel
-from ..tasks.model import evaluating
-from ..tasks.objective import Split
-from ..tasks.task import Task
-from ..training.modules import Inductive
+from ...tasks.labels import ManyLabels, OneLabel
+from ...tasks.model import evaluating
+from ...tasks.objective import Split
+from ...tasks.task import Task
+from ...training.modules import Inductive
 from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
 from .canvas import ORANGE, Canvas, Panels, ink
 from .molecules import molecule_of, picture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
-from ..runs.significance import t_test
-from .cells import NONE, Cell, Table, difference_cell, ours_cell
+from ...runs.significance import t_test
+from .cells import Row, Table, difference_cell, ours_cell, p_cell
 from .general import Rows, columns_of
 
 
@@ -29,7 +27,7 @@ def comparison_table(rows: Rows, name: str) -> Table:
         ValueError: if `name` is not the label of exactly one row, or there is nothing to compare.
     """
     base = row_named(rows, name)
-    cells = []
+    cells: list[Row] = []
     for column in columns_of(rows):
         first = rows[base].get(column)
         for label, its in rows.items():
@@ -38,27 +36,26 @@ def comparison_table(rows: Rows, name: str) -> Table:
                 continue
             test = t_test(one.scores, first.scores)
             cells.append(
-                (
-                    Cell(" ".join(column.heads)),
-                    Cell(label),
-                    ours_cell(one, column.metric),
-                    ours_cell(first, column.metric),
-                    difference_cell(one.mean, first.mean, column.metric),
-                    Cell(NONE if math.isnan(test.p) else "< 0.0001" if test.p < 1e-4 else f"{test.p:.4f}"),
-                    Cell(test.name),
-                )
+                {
+                    "Data set": " ".join(column.heads),
+                    "method": label,
+                    "score": ours_cell(one, column.metric),
+                    "base": ours_cell(first, column.metric),
+                    "difference": difference_cell(one, first, column.metric),
+                    "p": p_cell(test.p),
+                    "test": test.name,
+                }
             )
     if not cells:
         raise ValueError(f"--against {name!r}: no other row has a data set and metric in common with {base}.")
-    heads = ("Data set", "method", "score", base, "difference", "p", "test")
-    return Table(
-        name="against",
-        caption=f"Every row against {base}.",
-        columns=tuple(("", head) for head in heads),
-        rows=tuple(cells),
-        notes=(
+    return Table.of(
+        "against",
+        f"Every row against {base}.",
+        cells,
+        (
             "p is two-sided, by a t-test: paired by split and seed over those that both have, or Welch's if they share "
             "fewer than two. It is of each row alone, not corrected for the number of rows. The difference is that of "
             "the means of all runs, also where a paired test has fewer.",
         ),
+        columns=("Data set", "method", "score", base, "difference", "p", "test"),
     )

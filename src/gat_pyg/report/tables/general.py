@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..runs.groups import Key, Runs
-from ..runs.result import BASELINES, ERRICA, settings_in
-from ..settings.factory import LABELS
-from ..settings.hashing import data_settings, flattened, learnt
-from ..tasks.metrics import metric_named
+from ...runs.groups import Gathered, Runs
+from ...runs.result import BASELINES, ERRICA, settings_in
+from ...settings.factory import LABELS
+from ...settings.hashing import data_settings, flattened, learnt
+from ...tasks.metrics import metric_named
 from .cells import NAMES, NONE, Cell, Table, ours_cell, spread
 
 
@@ -132,7 +132,7 @@ def _ranks(rows: Rows, column: Column) -> dict[str, int]:
 # Rows ---------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(runs: Mapping[Key, Sequence[Runs]]) -> Rows:
+def rows_of(runs: Gathered) -> Rows:
     """Return the runs by row and column: a row is a method, with the settings by which its configurations differ."""
     named: dict[Column, list[Runs]] = {}
     for key, its in runs.items():

@@ -1,16 +1,14 @@
-"""Tables for all formats, and their cells: scores, differences, significance, sources."""
+"""Tables for all formats, and their cells: scores, differences, p-values, sources."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
-from ..paper.published import Printed
-from ..runs.groups import Runs
-from ..runs.significance import permutation_test
-from ..tasks.metrics import metric_named
+from ...runs.groups import Runs
+from ...tasks.metrics import metric_named
 
 NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
 NONE = "—"
@@ -38,6 +36,36 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        caption: str,
+        rows: Sequence[Row],
+        notes: Iterable[str] = (),
+        columns: Iterable[str] = (),
+    ) -> Table:
+        """Return a table of rows, cells by the names of columns; `columns` are other names, or those without rows.
+
+        >>> Table.of("t", "A table.", [{"method": "GCN"}]).columns
+        (('', 'method'),)
+        """
+        names = [*columns] or [*next(iter(rows), ())]
+        cells = (tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row.values()) for row in rows)
+        return cls(name, caption, tuple(("", each) for each in names), tuple(cells), tuple(notes))
+
+
+Row: TypeAlias = "Mapping[str, Cell | str]"  # by the name of the column
+
+
+class HasMean(Protocol):
+    """Runs, or a published number."""
+
+    @property
+    def mean(self) -> float:
+        """The mean score."""
+        ...
+
 
 # Cells --------------------------------------------------------------------------------------------------------------
 
@@ -49,24 +77,15 @@ def ours_cell(runs: Runs | None, metric: str) -> Cell:
     return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.values)})", source_of(runs))
 
 
-def paper_cell(paper: Printed | None, metric: str) -> Cell:
-    """Return the cell of the paper's number, with its source."""
-    if paper is None or math.isnan(paper.mean):
-        return Cell(NONE, paper.source if paper else "not in the paper")
-    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
+def difference_cell(first: HasMean | None, second: HasMean | None, metric: str) -> Cell:
+    """Return the cell of the first mean score minus the second."""
+    difference = first.mean - second.mean if first and second else math.nan
+    return Cell(signed(difference, metric), "" if math.isnan(difference) else "the first less the second")
 
 
-def difference_cell(first: float, second: float, metric: str) -> Cell:
-    """Return the cell of the first score minus the second."""
-    return Cell(signed(first - second, metric), "" if math.isnan(first - second) else "the first less the second")
-
-
-def p_cell(first: Runs | None, second: Runs | None) -> Cell:
-    """Return the cell of the p-value of a permutation test between the scores of two methods."""
-    p = math.nan if first is None or second is None else permutation_test(first.values, second.values)
-    if math.isnan(p):
-        return Cell(NONE, "needs two runs of both")
-    return Cell("≤ 0.0001" if p <= 1e-4 else f"{p:.4f}", "permutation test")
+def p_cell(p: float) -> Cell:
+    """Return the cell of the p-value of a t-test."""
+    return Cell(NONE if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}")
 
 
 def cost_cell(runs: Runs) -> Cell:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..runs.groups import Runs
-from ..trained.uncertainty import Calibration
-from .cells import NONE, Cell, Table
+from ...runs.groups import Runs
+from ...trained.uncertainty import Calibration
+from .cells import NONE, Cell, Row, Table
 from .general import Rows
 
 LEVEL = 0.9
@@ -20,7 +20,8 @@ def uncertainty_tables(rows: Rows) -> list[Table]:
 
     Each number is the mean ± standard deviation over the splits.
     """
-    lines, notes = [], []
+    lines: list[Row] = []
+    notes: list[str] = []
     for label, its in rows.items():
         for column, runs in its.items():
             if not (calibrations := [*_calibrations(runs)]):
@@ -28,27 +29,27 @@ def uncertainty_tables(rows: Rows) -> list[Table]:
             errors = [each.errors for each in calibrations if each.errors]
             covered = [each for each in calibrations if each.coverage]
             lines.append(
-                (
-                    Cell(label),
-                    Cell(column.heads[0]),
-                    number_cell([before for before, _ in errors], 1),
-                    number_cell([after for _, after in errors], 1),
-                    number_cell([statistics.fmean(each.at(LEVEL, each.coverage)) for each in covered], 1),
-                    number_cell([_size(each) for each in covered], 2),
-                )
+                {
+                    "Method": label,
+                    "data set": column.heads[0],
+                    "calibration error (%)": number_cell([before for before, _ in errors], 1),
+                    "after temperature": number_cell([after for _, after in errors], 1),
+                    "coverage (%)": number_cell(
+                        [statistics.fmean(each.at(LEVEL, each.coverage)) for each in covered], 1
+                    ),
+                    "size": number_cell([_size(each) for each in covered], 2),
+                }
             )
             caveats = dict.fromkeys(each.caveat for each in calibrations if each.caveat)
             notes += [f"{label} on {column.heads[0]}: {text}." for text in caveats]
     if not lines:
         return []
-    heads = ("Method", "data set", "calibration error (%)", "after temperature", "coverage (%)", "size")
     return [
-        Table(
-            name="uncertainty",
-            caption="Uncertainty of the prediction averaged over the seeds of a split.",
-            columns=tuple(("", head) for head in heads),
-            rows=tuple(lines),
-            notes=(
+        Table.of(
+            "uncertainty",
+            "Uncertainty of the prediction averaged over the seeds of a split.",
+            lines,
+            (
                 "The calibration error is the expected one over 15 bins, on the test. Coverage is the share of test "
                 "labels in 90 % prediction sets or intervals, size the mean number of classes in a set, or half the "
                 "width of an interval of a single target. Temperature and quantiles are those of the validation.",

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree, scatter
 
-from ..graph.layers import arguments, is_reversed
-from ..models.attention import attention_layers, attention_of
-from ..tasks.model import members
+from ...graph.layers import arguments, is_reversed
+from ...models.attention import attention_layers, attention_of
+from ...tasks.model import members
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..files import write_whole
+from ...files import write_whole
 from .attended import UNKNOWN, Attended
 from .positions import checked, tsne
 

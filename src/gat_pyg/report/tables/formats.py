@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TypeVar
 
-from ..terminal import BOLD, styled
+from ...terminal import BOLD, styled
 from .cells import NONE, Cell, Table
 
 _Part = TypeVar("_Part")

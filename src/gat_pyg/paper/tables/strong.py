@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from ..paper.published import STRONG, Printed, published
-from ..runs.groups import Key, Runs
-from ..runs.significance import t_test_of
-from ..settings.hashing import flattened, learnt
-from ..settings.names import dataset_name
-from ..settings.settings import Settings
-from ..sweeps.grid import cells_of
-from .cells import NONE, Cell, Table, cost_cell, difference_cell, ours_cell, paper_cell, spread
-from .general import Column, text_of
+from ...report.tables.cells import NONE, Row, Table, cost_cell, difference_cell, ours_cell, p_cell, spread
+from ...report.tables.general import Column, text_of
+from ...runs.groups import Gathered, Key, Runs
+from ...runs.significance import t_test_of
+from ...settings.hashing import flattened, learnt
+from ...settings.names import dataset_name
+from ...settings.settings import Settings
+from ...sweeps.grid import cells_of
+from ..published import STRONG, Printed, published
+from .scores import paper_cell
 
 SHOWN = (  # settings
     *(f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "norm", "dropout")),
@@ -28,7 +29,7 @@ def split_of(settings: Settings) -> str:
     return next((kind for kind, value in kinds.items() if value is not None), "given")
 
 
-def strong_table(runs: Mapping[Key, Sequence[Runs]]) -> Table:
+def strong_table(runs: Gathered) -> Table:
     """Return the table of the cells of `experiment=strong` that have runs, with the published numbers beside.
 
     Raises:
@@ -38,12 +39,11 @@ def strong_table(runs: Mapping[Key, Sequence[Runs]]) -> Table:
     cells = [(cell, *found[cell.hash]) for cell in cells_of("strong") if cell.hash in found]
     if not cells:
         raise ValueError("No line has the settings of a row of experiment=strong. Leave out --preset strong.")
-    return Table(
-        name="strong",
-        caption="The strongest networks, test scores, mean ± standard deviation (runs).",
-        columns=tuple(("", head) for head in HEADS),
-        rows=tuple(tuple(_row(*cell)) for cell in cells),
-        notes=(
+    return Table.of(
+        "strong",
+        "The strongest networks, test scores, mean ± standard deviation (runs).",
+        [_row(*cell) for cell in cells],
+        (
             "Settings were chosen on validation scores, or are published ones. Published is the best number known "
             "here (runs), of a network with attention if there is one. The difference and p, of Welch's t-test "
             "from the means and deviations of both, are given where the splits are of the same kind: given with "
@@ -55,13 +55,7 @@ def strong_table(runs: Mapping[Key, Sequence[Runs]]) -> Table:
     )
 
 
-HEADS = (
-    *("Data set", "splits", "splits × seeds", "validation", "here", "published", "difference", "p"),
-    *("seconds a run", "MiB", "settings"),
-)
-
-
-def _row(settings: Settings, key: Key, runs: Runs) -> Iterator[Cell]:
+def _row(settings: Settings, key: Key, runs: Runs) -> Row:
     results = [line.result for line in runs.lines]
     splits, seeds = ({getattr(result, name) for result in results} for name in ("split", "seed"))
     peaks = [result.peak_mib for result in results if result.peak_mib is not None]
@@ -69,17 +63,19 @@ def _row(settings: Settings, key: Key, runs: Runs) -> Iterator[Cell]:
     paper = _published(dataset_name(settings.dataset.values), kind)
     same = paper if paper is not None and paper.split == kind else None
     p = math.nan if same is None else t_test_of(runs.values, same.mean, same.std, int(same.runs or 0))
-    yield Cell(" ".join(Column(key.dataset, key.metric).heads))
-    yield Cell(kind)
-    yield Cell(f"{len(splits)} × {len(seeds)}")
-    yield Cell(spread(runs.val, math.nan, key.metric))
-    yield ours_cell(runs, key.metric)
-    yield paper_cell(paper, key.metric)
-    yield difference_cell(runs.mean, math.nan if same is None else same.mean, key.metric)
-    yield Cell(NONE if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}")
-    yield cost_cell(runs)
-    yield Cell(f"{max(peaks):,.0f}" if peaks else NONE)
-    yield Cell(text_of(SHOWN, learnt(flattened(settings.to_dict()))))
+    return {
+        "Data set": " ".join(Column(key.dataset, key.metric).heads),
+        "splits": kind,
+        "splits × seeds": f"{len(splits)} × {len(seeds)}",
+        "validation": spread(runs.val, math.nan, key.metric),
+        "here": ours_cell(runs, key.metric),
+        "published": paper_cell(paper, key.metric),
+        "difference": difference_cell(runs, same, key.metric),
+        "p": p_cell(p),
+        "seconds a run": cost_cell(runs),
+        "MiB": f"{max(peaks):,.0f}" if peaks else NONE,
+        "settings": text_of(SHOWN, learnt(flattened(settings.to_dict()))),
+    }
 
 
 def _published(dataset: str, kind: str) -> Printed | None:

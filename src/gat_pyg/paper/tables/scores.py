@@ -1,38 +1,32 @@
-"""The paper's tables with our numbers beside the paper's, the ablation, and the sources of all numbers."""
+"""Tables 2 and 3 with our numbers beside the paper's, their significance, and the ablation."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from ..paper.published import published
-from ..runs.groups import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
-from ..runs.result import PACKAGES, SOURCE
-from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
-from .cells import (
+from ...report.tables.cells import (
     NAMES,
     NONE,
     Cell,
+    Row,
     Table,
     cost_cell,
     difference_cell,
     ours_cell,
-    p_cell,
-    paper_cell,
-    places,
-    ranges,
-    source_of,
     spread,
 )
-from .comparison import comparison_table
-from .data_table import Counts, data_table, unknown_note
-from .general import general_table, rows_of
-from .strong import strong_table
-from .uncertainty import uncertainty_tables
+from ...report.tables.general import general_table, rows_of
+from ...report.tables.sources import source_tables
+from ...report.tables.uncertainty import uncertainty_tables
+from ...runs.groups import Gathered, Key, Line, Runs, gathered, ranked
+from ...runs.significance import permutation_test
+from ...tasks.metrics import ACCURACY, MICRO_F1, metric_named
+from ..published import Printed, published
+from .data import Counts, data_table, unknown_note
 
-Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
+ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
 
 
 class Scores(NamedTuple):
@@ -77,27 +71,7 @@ def fits_paper(lines: Sequence[Line]) -> bool:
     return bool(runs) and not is_study
 
 
-def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
-    """Return the tables of any lines: methods by data sets, the differences from a row, the sources of all numbers."""
-    runs = gathered(lines)
-    rows = rows_of(runs)
-    compared = [] if against is None else [comparison_table(rows, against)]
-    return [
-        general_table(rows),
-        *compared,
-        *uncertainty_tables(rows),
-        runs_table(runs, lines, runs),
-        files_table(lines),
-    ]
-
-
-def strong_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return the table of `experiment=strong`, and the sources of its numbers."""
-    runs = gathered(lines)
-    return [strong_table(runs), runs_table(runs, lines, runs), files_table(lines)]
-
-
-def tables(
+def paper_tables(
     lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None, *, others: bool = False
 ) -> list[Table]:
     """Return the paper's tables; `others` adds a general one of the lines that fit none of them.
@@ -107,19 +81,34 @@ def tables(
     runs = gathered(lines)
     unfit = {key: its for key, its in runs.items() if not any(scores.has(key) for scores in (TABLE2, TABLE3))}
     general = unfit if others else {}
-    first = [] if counts is None else [data_table(counts)]
     ppi = (counts or {}).get("ppi")
     return [
-        *first,
+        *([] if counts is None else [data_table(counts)]),
         score_table(TABLE2, runs),
         score_table(TABLE3, runs, [unknown_note(ppi if isinstance(ppi, Counts) else None)]),
         significance_table(runs),
         ablation_table(runs),
         *([general_table(rows_of(general))] if general else []),
         *uncertainty_tables(rows_of(runs)),
-        runs_table(runs, lines, general),
-        files_table(lines),
+        *source_tables(runs, lines, lambda key, one: key in general or _stands(one, key, runs)),
     ]
+
+
+def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
+    """Return True if one of the paper's tables shows these runs."""
+    if not any(scores.has(key) for scores in (TABLE2, TABLE3)):
+        return False
+    return one is (runs[key][0] if key.study == ABLATION else shown(runs, key._replace(form="")))
+
+
+def forms(runs: Gathered, key: Key) -> list[Runs]:
+    """Return the newest group of each form of a row, the best mean validation score first."""
+    return ranked(groups[0] for other, groups in runs.items() if other._replace(form="") == key)
+
+
+def shown(runs: Gathered, key: Key) -> Runs | None:
+    """Return the runs shown in a row: the form with the best mean validation score."""
+    return next(iter(forms(runs, key)), None)
 
 
 # Tables 2 and 3: test scores ----------------------------------------------------------------------------------------
@@ -138,7 +127,7 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
             row += [
                 ours_cell(here, scores.metric),
                 paper_cell(paper, scores.metric),
-                difference_cell(here.mean if here else math.nan, paper.mean if paper else math.nan, scores.metric),
+                difference_cell(here, paper, scores.metric),
             ]
             if scores.as_gat:
                 as_gat = shown(runs, Key(method, dataset, scores.metric, study=AS_GAT))
@@ -194,32 +183,38 @@ def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
         yield f"In {precision} precision, not in float32: {'; '.join(methods)}."
 
 
+def paper_cell(paper: Printed | None, metric: str) -> Cell:
+    """Return the cell of a published number, with its source."""
+    if paper is None or math.isnan(paper.mean):
+        return Cell(NONE, paper.source if paper else "not in the paper")
+    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
+
+
 # Significance -------------------------------------------------------------------------------------------------------
 
 
 def significance_table(runs: Gathered) -> Table:
     """Return the table of GAT against the same network without attention: difference and p-value."""
-    rows = []
+    rows: list[Row] = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
             gat = shown(runs, Key("GAT", dataset, scores.metric))
             rival = shown(runs, Key(scores.rival, dataset, scores.metric))
             rows.append(
-                (
-                    Cell(NAMES[dataset]),
-                    ours_cell(gat, scores.metric),
-                    Cell(scores.rival),
-                    ours_cell(rival, scores.metric),
-                    difference_cell(gat.mean if gat else math.nan, rival.mean if rival else math.nan, scores.metric),
-                    p_cell(gat, rival),
-                )
+                {
+                    "Data set": NAMES[dataset],
+                    "GAT": ours_cell(gat, scores.metric),
+                    "rival": scores.rival,
+                    "rival's score": ours_cell(rival, scores.metric),
+                    "difference": difference_cell(gat, rival, scores.metric),
+                    "p": permutation_cell(gat, rival),
+                }
             )
-    return Table(
-        name="significance",
-        caption="GAT against its rival without attention.",
-        columns=tuple(("", name) for name in ("Data set", "GAT", "rival", "rival's score", "difference", "p")),
-        rows=tuple(rows),
-        notes=(
+    return Table.of(
+        "significance",
+        "GAT against its rival without attention.",
+        rows,
+        (
             "p is two-sided, by a permutation test of Welch's t, which assumes no distribution of the scores and no "
             "equal deviations. It needs at least two runs of both; with three of each it cannot be below 0.1.",
             "Runs are not paired: a seed draws other weights and masks for another network, and the split is the same "
@@ -228,12 +223,20 @@ def significance_table(runs: Gathered) -> Table:
     )
 
 
+def permutation_cell(first: Runs | None, second: Runs | None) -> Cell:
+    """Return the cell of the p-value of a permutation test between the scores of two methods."""
+    p = math.nan if first is None or second is None else permutation_test(first.values, second.values)
+    if math.isnan(p):
+        return Cell(NONE, "needs two runs of both")
+    return Cell("≤ 0.0001" if p <= 1e-4 else f"{p:.4f}", "permutation test")
+
+
 # The ablation -------------------------------------------------------------------------------------------------------
 
 
 def ablation_table(runs: Gathered) -> Table:
     """Return the table from the paper's text to the authors' code, one switch at a time."""
-    rows = []
+    rows: list[Row] = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
             switched = [key for key in runs if key.study == ABLATION and key.dataset == dataset and scores.has(key)]
@@ -244,126 +247,23 @@ def ablation_table(runs: Gathered) -> Table:
             for key in sorted((*switched, *[gat] * (gat in runs)), key=lambda key: key != base):  # base first
                 one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
                 rows.append(
-                    (
-                        Cell(NAMES[dataset]),
-                        Cell(f"GAT in Table {scores.number}" if key == gat else key.form),
-                        ours_cell(one, scores.metric),
-                        difference_cell(one.mean, first.mean if first else math.nan, scores.metric),
-                        p_cell(one, first),
-                        cost_cell(one),
-                    )
+                    {
+                        "Data set": NAMES[dataset],
+                        "form": f"GAT in Table {scores.number}" if key == gat else key.form,
+                        "test": ours_cell(one, scores.metric),
+                        "difference": difference_cell(one, first, scores.metric),
+                        "p": permutation_cell(one, first),
+                        "seconds a run": cost_cell(one),
+                    }
                 )
-    return Table(
-        name="ablation",
-        caption="The paper's text against the authors' code, one switch at a time.",
-        columns=tuple(("", name) for name in ("Data set", "form", "test", "difference", "p", "seconds a run")),
-        rows=tuple(rows),
-        notes=(
+    return Table.of(
+        "ablation",
+        "The paper's text against the authors' code, one switch at a time.",
+        rows,
+        (
             "Difference and p (as above, of each row alone) are from the text; where there are no runs of it, there is "
             "none. A form of the residual is a switch only of networks that have one, on PPI.",
             *([] if rows else [f"There are no lines of it: their study is “{ABLATION}”."]),
         ),
+        columns=("Data set", "form", "test", "difference", "p", "seconds a run"),
     )
-
-
-# Where every number comes from --------------------------------------------------------------------------------------
-
-
-def runs_table(runs: Gathered, lines: Sequence[Line], general: Gathered) -> Table:
-    """Return the table of all groups of runs with their lines; the general table shows all groups of `general`."""
-    files = _numbered(lines)
-    rows = []
-    for key, its in runs.items():
-        for one in its:
-            results = [line.result for line in one.lines]
-            rows.append(
-                (
-                    Cell(one.method),
-                    Cell(NAMES.get(key.dataset, key.dataset)),
-                    Cell(one.setting or NONE),
-                    Cell("yes" if key in general or _stands(one, key, runs) else "no"),
-                    Cell(spread(statistics.fmean(result.val for result in results), math.nan, key.metric)),
-                    Cell(spread(one.mean, one.std, key.metric), source_of(one)),
-                    Cell(ranges([result.seed for result in results])),
-                    Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),
-                    Cell(f"{statistics.fmean(result.best_epoch for result in results):.0f}"),
-                    cost_cell(one),
-                    Cell(", ".join(dict.fromkeys(result.device for result in results))),
-                    Cell("; ".join(f"[{files[file]}] {ranges(numbers)}" for file, numbers in places(one).items())),
-                )
-            )
-    names = (
-        "Method",
-        "data set",
-        "config_hash",
-        "shown",
-        "validation",
-        "test",
-        "seeds",
-        "epochs",
-        "best",
-        "seconds a run",
-        "device",
-        "lines",
-    )
-    return Table(
-        name="runs",
-        caption="The runs: where every number comes from.",
-        columns=tuple(("", name) for name in names),
-        rows=tuple(rows),
-        notes=(
-            "config_hash is that of the settings that decide what is learnt. Of several lines of one seed with one "
-            "setting the newest counts. Epochs, the best of them (whose weights were tested) and seconds are means; a "
-            "method without epochs has 0. Seconds are of the training alone, on a machine that others may have used; "
-            "a seed that was trained together with others has its share.",
-            *_warnings(runs),
-            *_version_notes(runs),
-        ),
-    )
-
-
-def _warnings(runs: Gathered) -> Iterable[str]:
-    """Yield notes on runs whose test score is no better than that of a constant prediction."""
-    for key, its in runs.items():
-        for one in its:
-            warnings = [line.result.warning for line in one.lines if line.result.warning]
-            if warnings:
-                setting = f"{one.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
-                yield f"{setting}: {len(warnings)} of {len(one.lines)} runs are {warnings[0]}."
-
-
-def _version_notes(runs: Gathered) -> Iterable[str]:
-    """Yield notes on runs with the same settings whose seeds were trained by different versions of a package."""
-    for key, its in runs.items():
-        for one in its:
-            texts = []
-            for package in (SOURCE, *PACKAGES):
-                seeds: dict[str, list[int]] = {}
-                for result in (line.result for line in one.lines):
-                    version = (result.versions or {}).get(package, "unknown") or "none"
-                    seeds.setdefault(version, []).append(result.seed)
-                if len(seeds) > 1:
-                    texts.append(f"{package} {', '.join(f'{v} (seeds {ranges(n)})' for v, n in seeds.items())}")
-            if texts:
-                setting = f"{one.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
-                yield f"{setting}: the mean is over runs of different versions: {'; '.join(texts)}."
-
-
-def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
-    """Return True if one of the tables above shows these runs."""
-    if not any(scores.has(key) for scores in (TABLE2, TABLE3)):
-        return False
-    return one is (runs[key][0] if key.study == ABLATION else shown(runs, key._replace(form="")))
-
-
-def files_table(lines: Sequence[Line]) -> Table:
-    """Return the table of the files that were read, with the number by which other tables refer to each."""
-    files = _numbered(lines)
-    rows = [
-        (Cell(f"[{n}]"), Cell(file), Cell(f"{sum(line.file == file for line in lines)}")) for file, n in files.items()
-    ]
-    return Table("files", "The files of results.", (("", "number"), ("", "file"), ("", "lines")), tuple(rows))
-
-
-def _numbered(lines: Sequence[Line]) -> dict[str, int]:
-    return {file: n for n, file in enumerate(dict.fromkeys(line.file for line in lines), start=1)}

@@ -1,0 +1,1 @@
+"""The paper's tables with our numbers beside, and the strongest networks beside published numbers."""

@@ -1,0 +1,1 @@
+"""Figures and pages of attention, explanations and learning curves."""
