@@ -45,8 +45,8 @@ from torch import Tensor
 
 import gat_pyg
 import machine
-from gat_pyg.runs.build import task_of
 from gat_pyg.runs.result import read
+from gat_pyg.runs.task import task_of
 from gat_pyg.tasks.metrics import METRICS
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.task import Task

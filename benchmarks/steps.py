@@ -27,7 +27,9 @@ from torch_geometric.data import Data
 
 import machine
 from gat_pyg.conv.gat import GATConv
-from gat_pyg.runs.build import build_data, build_model, build_module, build_task, build_trainer
+from gat_pyg.runs.build import build_data, build_module, build_trainer
+from gat_pyg.runs.network import build_model
+from gat_pyg.runs.task import build_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
 from gat_pyg.training import Supervised

@@ -20,8 +20,8 @@ import gat_pyg.data.collate
 from gat_pyg.data import Collate, Task, digits, from_dataset, from_file, links
 from gat_pyg.models import GAT
 from gat_pyg.models.encoders import Encoded, Encoder, num_categories, num_unknown
-from gat_pyg.runs.build import warn_of_unknown_categories
 from gat_pyg.runs.model_file import save_model
+from gat_pyg.runs.task import warn_of_unknown_categories
 from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.trained.predict import predict

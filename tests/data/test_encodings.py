@@ -20,8 +20,9 @@ from torch_geometric.utils import to_dense_adj
 
 from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, encoded, from_dataset, links
-from gat_pyg.runs.build import build_model, build_task
 from gat_pyg.runs.model_file import save_model
+from gat_pyg.runs.network import build_model
+from gat_pyg.runs.task import build_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.settings.settings import Settings

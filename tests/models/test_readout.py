@@ -15,8 +15,8 @@ from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
 
 from gat_pyg import GAT, load
 from gat_pyg.models import Readout
-from gat_pyg.runs.build import build_model
 from gat_pyg.runs.model_file import save_model
+from gat_pyg.runs.network import build_model
 from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.trained.predict import predict
 from tests.objectives import labelled_graphs

@@ -11,10 +11,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch_geometric.data import Data
 
-from gat_pyg.runs import build
 from gat_pyg.runs import defaults_by_data as module
-from gat_pyg.runs.build import build_model, read_task
+from gat_pyg.runs import task as task_file
 from gat_pyg.runs.defaults_by_data import suited
+from gat_pyg.runs.network import build_model
+from gat_pyg.runs.task import read_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
@@ -94,9 +95,9 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
 def test_the_data_are_read_once_and_a_run_keeps_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gat_pyg.runs.defaults_by_data.FACTS", {})
     reads: list[Settings] = []
-    read_data = build.read_data
+    read_data = task_file.read_data
     monkeypatch.setattr("gat_pyg.runs.defaults_by_data.read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
-    monkeypatch.setattr(build, "read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
+    monkeypatch.setattr(task_file, "read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
     one, other = file("rare.npz"), file("rare.npz", "model=gcn")
     assert read_task(one) is read_task(other) and len(reads) == 1
     assert one.updated({}) == one and one.updated({}).hash == one.hash  # as config.yaml has it

@@ -395,8 +395,8 @@ def test_a_seed_that_diverges_costs_no_other_its_result(
             nn.init.constant_(next(built.model.parameters()), torch.nan)
         return built
 
-    build_model = gat_pyg.runs.build.build_model
-    monkeypatch.setattr(gat_pyg.runs.build, "build_model", poisoned)
+    build_model = gat_pyg.runs.network.build_model
+    monkeypatch.setattr(gat_pyg.runs.network, "build_model", poisoned)
     settings = (*SMALL, "training.max_epochs=3", "runs=4", f"vectorize={vectorize}")
     output = command(*settings, fails=True)
     assert re.search(r"1 of 4 runs diverged \(seed 1\): no epoch ended with a finite .* others are in outputs/", output)

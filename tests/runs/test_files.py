@@ -41,11 +41,11 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
-from gat_pyg.runs.build import task_of
 from gat_pyg.runs.groups import gathered
 from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.reference_scores import Baselines
 from gat_pyg.runs.result import BASELINES, Result, read
+from gat_pyg.runs.task import task_of
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.trained.uncertainty import Rows, calibrated
 from tests.commands import (
@@ -725,7 +725,7 @@ def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monke
 @pytest.mark.kernels
 def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     output: list[str] = []
-    build_task = gat_pyg.runs.build.build_task
+    build_task = gat_pyg.runs.task.build_task
     log = cache.log
     monkeypatch.setattr(gat_pyg.runs.process, "rank_zero_print", output.append)
     monkeypatch.setattr(

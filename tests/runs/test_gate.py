@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, export, load, predict
-from gat_pyg.runs.build import task_of
+from gat_pyg.runs.task import task_of
 
 SMALL = ("training.patience=null", "training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
 NODES = {"_target_": "torch_geometric.datasets.FakeDataset", "num_graphs": 1}

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from gat_pyg.data import Task
 from gat_pyg.data.named import published
-from gat_pyg.runs.build import read_task
+from gat_pyg.runs.task import read_task
 from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from gat_pyg.runs.build import settings_of
 from gat_pyg.runs.folder import Job, finished
 from gat_pyg.runs.reproduce import command_of
 from gat_pyg.runs.result import Result, result_in, settings_in
+from gat_pyg.runs.task import settings_of
 from gat_pyg.runs.warm_start import with_earlier_model
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.errors import message

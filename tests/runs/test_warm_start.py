@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 import gat_pyg
 import gat_pyg.kernels.device
 from gat_pyg.run import main
-from gat_pyg.runs.build import READ
 from gat_pyg.runs.result import read
+from gat_pyg.runs.task import READ
 
 N = 60
 

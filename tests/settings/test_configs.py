@@ -21,10 +21,12 @@ from torch_geometric.data import Batch, Data
 
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.paper.published import as_published
-from gat_pyg.runs.build import build_logger, build_model, build_module, build_task, build_trainer
+from gat_pyg.runs.build import build_logger, build_module, build_trainer
 from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.runs.groups import gathered, lines_of
+from gat_pyg.runs.network import build_model
 from gat_pyg.runs.process import check_gpus
+from gat_pyg.runs.task import build_task
 from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.conf import CHOICES, VERSION_BASE, check_names, config_folder
 from gat_pyg.settings.factory import Factory

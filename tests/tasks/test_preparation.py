@@ -21,8 +21,8 @@ from torch_geometric.transforms import AddSelfLoops, Compose, NormalizeFeatures
 from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
 from gat_pyg.graph.subgraph import receptive_field
-from gat_pyg.runs.build import build_model
 from gat_pyg.runs.model_file import save_model
+from gat_pyg.runs.network import build_model
 from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.tasks import losses
 from gat_pyg.tasks.nodes import NodeLabels

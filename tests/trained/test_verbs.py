@@ -24,7 +24,7 @@ import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.report import explanation_figure
-from gat_pyg.runs.build import task_of
+from gat_pyg.runs.task import task_of
 from gat_pyg.trained import top_links
 from tests.kinds import KINDS, Kind, M, N
 

@@ -98,7 +98,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
     Raises:
         ValueError: if no run of a model with attention on graph labels has kept its model.
     """
-    from ..runs.build import task_of  # imports Lightning
+    from ..runs.task import task_of  # imports Lightning
     from .figures.graphs import sheet_figure
 
     paths = []

@@ -22,7 +22,7 @@ from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from .build import READ, SHARES, data_key, prepared, read_data
+from .task import READ, SHARES, data_key, prepared, read_data
 
 SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "residual")}  # which fit each other
 

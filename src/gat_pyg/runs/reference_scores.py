@@ -27,7 +27,7 @@ from ..tasks.node_ids import has_ids
 from ..tasks.objective import SAMPLES, Split, any_known
 from ..tasks.targets import Targets
 from ..tasks.task import Task
-from .build import data_key
+from .task import data_key
 
 TRAIN_ROWS, TEST_ROWS = 10_000, 20_000  # used at most; of more, a sample with a fixed seed
 ELEMENTS = 4_000_000  # training rows x columns used at most; of more columns, a sample with a fixed seed

@@ -18,9 +18,10 @@ from ..training.batching import is_divided
 from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
-from .build import Built, build_data, build_module, build_trainer, initial_model
+from .build import build_data, build_module, build_trainer
 from .folder import Job, finished
 from .model_file import save_model
+from .network import Built, initial_model
 from .process import deterministic, device_name, elements, peak_mib, reset_peak, suited_threads
 from .pruning import Pruner, Pruning
 from .reference_scores import baselines_of

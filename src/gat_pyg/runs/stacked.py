@@ -32,12 +32,14 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.signals import handled
 from ..training.stopping import PaperStopping
-from .build import Built, build_trainer, initial_model, read_task, wants_sparse, with_loss
+from .build import build_trainer, wants_sparse
 from .folder import Job, Run
+from .network import Built, initial_model
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, reset_peak, suited_threads
 from .pruning import Pruning
 from .result import CHECKPOINT, METRICS
 from .sequential import save_run_settings, write_outputs
+from .task import read_task, with_loss
 
 LARGE = 100_000_000  # elements of a step of many graphs: above, the little that members share saves no time
 

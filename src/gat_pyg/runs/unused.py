@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ..settings.hashing import DATA, flattened
 from ..settings.settings import Settings
 from ..tasks.task import Task
-from .build import with_output_layer
+from .network import with_output_layer
 
 
 def check_effects(settings: Settings, task: Task) -> None:

@@ -18,11 +18,12 @@ from ..settings.errors import message
 from ..terminal import print_message
 from ..training.progress import quiet
 from ..training.signals import handled
-from .build import build_task, build_trainer
+from .build import build_trainer
 from .folder import Job, drop_empty
 from .process import exit_on_signal, keep_memory
 from .result import RESULT
 from .sequential import one_run
+from .task import build_task
 
 PAUSE = 0.2  # seconds between two looks at the results
 

@@ -20,7 +20,6 @@ from omegaconf import OmegaConf, open_dict
 from ..data.arrays.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
-from ..runs.build import build_task
 from ..runs.defaults_by_data import suited
 from ..runs.folder import (
     AT_ONCE,
@@ -35,6 +34,7 @@ from ..runs.folder import (
 from ..runs.process import check_gpus
 from ..runs.result import CONFIG, ERRICA, Result, settings_in
 from ..runs.stacked import grouped, stack_key
+from ..runs.task import build_task
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.errors import message
 from ..settings.factory import ModelFactory

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
 from ..paper.published import as_published
-from ..runs.build import data_key, initial_model, read_task, with_loss
 from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
     AT_ONCE,
@@ -32,11 +31,13 @@ from ..runs.folder import (
     remove_checkpoints,
     started_job,
 )
+from ..runs.network import initial_model
 from ..runs.process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from ..runs.pruning import PrunedError, Pruner
 from ..runs.reference_scores import baselines_of
 from ..runs.sequential import one_run
 from ..runs.stacked import all_at_once, grouped, stack_key
+from ..runs.task import data_key, read_task, with_loss
 from ..runs.unused import check_effects
 from ..runs.warm_start import warn_of_overlap, with_earlier_model
 from ..runs.workers import seed_processes

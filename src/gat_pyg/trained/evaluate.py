@@ -15,9 +15,10 @@ from torch_geometric.data import Data
 
 from ..data.content_hash import content_of
 from ..data.links import with_other_pairs
-from ..runs.build import build_data, build_module, build_trainer, settings_of
+from ..runs.build import build_data, build_module, build_trainer
 from ..runs.process import deterministic, elements, suited_threads
 from ..runs.result import CHECKPOINT, result_in
+from ..runs.task import settings_of
 from ..settings.factory import Factory
 from ..settings.settings import Settings
 from ..tasks.metrics import metric_named

@@ -91,7 +91,8 @@ def load(
 
 def _unfinished(folder: Path, model: nn.Module | None, trust: bool) -> nn.Module:
     """Return the model of a run that is not finished, with the best weights in its checkpoint."""
-    from ..runs.build import initial_model, settings_of, task_of  # imports Lightning
+    from ..runs.network import initial_model  # imports Lightning
+    from ..runs.task import settings_of, task_of  # imports Lightning
 
     path = folder / CHECKPOINT
     rule = SafeCheckpoints().load_checkpoint(path)["callbacks"].get("PaperStopping")

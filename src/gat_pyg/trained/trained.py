@@ -21,8 +21,8 @@ from ..data.arrays.series import graphs_of_series, is_series
 from ..data.reader import Rows
 from ..data.rows import column_name, read_rows
 from ..models.encoders import num_unknown
-from ..runs.build import settings_of, task_of
 from ..runs.model_file import seeds_of
+from ..runs.task import settings_of, task_of
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
@@ -47,7 +47,7 @@ class Trained:
         predictor: its models.
         preparation: the preparation of its data.
         seed: the seed of the model, if the run has several; `None` and `"all"` are all of them.
-        trust: as in `gat_pyg.runs.build.settings_of`, through which everything in the folder is built.
+        trust: as in `gat_pyg.runs.task.settings_of`, through which everything in the folder is built.
     """
 
     folder: Path
