@@ -185,51 +185,6 @@ def test_the_task_decides_where_the_length_does_not(tmp_path: Path):
         from_file(path, val=1, test=1, task="graph_classification")
 
 
-BATCH = np.repeat(np.arange(8), np.arange(3, 11))
-BROKEN: dict[str, dict[str, Any]] = {
-    r"own.npz: batch is 0 at node 3 after 1, expected the numbers of the graphs 0, 1, ... in order": {
-        "batch": np.r_[0, 0, 1, 0, BATCH[4:]]
-    },
-    "batch is 2 at node 3 after 0, .* without gaps": {"batch": np.where(BATCH > 0, BATCH + 1, 0)},
-    "batch is 1 at node 0 after -1": {"batch": BATCH + 1},
-    "batch has 7 numbers, but x has 52 rows": {"batch": BATCH[:7]},
-    r"batch is torch.float64 of shape \(52,\), expected whole numbers": {"batch": BATCH + 0.5},
-    r"ptr is torch.int64 of shape \(2, 2\), expected whole numbers": {"ptr": np.eye(2, dtype=int)},
-    "ptr is not a division of the 52 nodes, expected 0, the first node of each further graph": {"ptr": [0, 9, 9, 52]},
-    "ptr is not a division": {"ptr": [0, 9, 51]},
-    "batch and ptr differ. Leave one of them out": {"ptr": [0, 9, 52]},
-    r"pair 1, \(1, 20\), links graph 0 and graph 4, expected both ends": {"edge_index": [[0, 1], [1, 20]]},
-    "edge_index holds 52, but x has 52 rows": {"edge_index": [[0, 1], [1, 52]]},
-    r"y has shape \(7,\), expected a row for each of the 52 nodes or 8 graphs or 90 edges": {"y": np.arange(7) % 2},
-    r"edge_attr has shape \(7, 1\), expected a row for each of the 90 edges": {"edge_attr": np.ones((7, 1))},
-    r"edge_label has shape \(7,\), expected a row for each of the 90 pairs": {"edge_label": np.arange(7) % 2},
-    r"edge_label_index: pair 0, \(0, 50\), links graph 0 and graph 7": {
-        "edge_label_index": [[0], [50]],
-        "edge_label": [1],
-    },
-    "x is missing. Give the nodes features": {"x": None},
-    "val_mask is missing, expected all three masks of the graphs, or none": {"train_mask": SPLIT == 0},
-    r"train_mask has shape \(52,\), expected a row for each of the 8 graphs": {**dict.fromkeys(MASKS, BATCH == 0)},
-    "train_mask and val_mask overlap in 4 graphs, expected none in common": {
-        "train_mask": SPLIT != 1,
-        "val_mask": SPLIT < 2,
-        "test_mask": SPLIT == 2,
-    },
-    "there is no graph in test": {"train_mask": SPLIT < 1, "val_mask": SPLIT > 0, "test_mask": SPLIT > 5},
-    "task=link_prediction needs a single graph, but there are 8": {"task": "link_prediction"},
-}
-
-
-@pytest.mark.parametrize("message", BROKEN)
-def test_a_union_that_does_not_fit_is_an_error(message: str, tmp_path: Path):
-    change = dict(BROKEN[message])
-    task = change.pop("task", None)
-    values = {**arrays("graph"), **change}
-    path = stored(tmp_path / "own", {key: value for key, value in values.items() if value is not None}, "npz")
-    with pytest.raises(ValueError, match=message):
-        from_file(path, val=2, test=2, task=task)
-
-
 # Links from files -----------------------------------------------------------------------------------------------------
 
 

@@ -140,23 +140,6 @@ def test_many_labels_per_graph_are_detected():
     assert from_dataset(every, val=5, test=5).objective == GraphMultiLabels(3)
 
 
-@pytest.mark.parametrize(
-    ("change", "folds", "message"),
-    [
-        ({}, {"folds": 2}, r"many: folds=2 and fold=0 \(split.\* in the command\), expected from 3 folds"),
-        ({}, {"folds": 5, "fold": 5}, "folds=5 and fold=5 .* a fold from 0 to one less"),
-        ({}, {"folds": 41}, "expected from 3 folds to as many as the 40 graphs"),
-        ({"y": torch.tensor([0, 1, 1])}, {"folds": 5}, "and one label per graph"),
-        ({"y": torch.tensor([[0.0, 1.0]])}, {"folds": 5}, "and one label per graph"),
-        ({"y": torch.tensor([0.5])}, {"folds": 5}, "one label per graph"),
-        ({"y": torch.tensor([77])}, {"folds": 5}, "y holds the label 77, but there are 40 graphs"),
-    ],
-)
-def test_what_cannot_be_is_refused(change: dict[str, Any], folds: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        from_dataset([data.update(dict(change)) for data in graphs()], "many", **folds)
-
-
 def test_one_graph_in_all_splits_has_no_labels_of_graphs():
     data = graphs()[0]
     with pytest.raises(ValueError, match="the single graph has only one label, but is used in all three splits"):

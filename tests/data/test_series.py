@@ -92,25 +92,6 @@ def test_masks_of_steps_are_kept_and_several_series_come_split():
         from_dataset(one, "mine", folds=3)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"y": np.zeros(N)}, r"mine: y has shape \(4,\), expected \(T, N\) = \(11, 4\), .* give x as \(N, T \* F\)"),
-        ({"train_mask": np.ones(N)}, r"train_mask has shape \(4,\), expected \(T,\) = \(11,\): a step as a whole"),
-        ({"train_mask": np.ones((T, N))}, r"train_mask has shape \(11, 4\), .* make their y NaN"),
-        ({"edge_attr": np.ones((3, E, 1))}, r"edge_attr has shape \(3, 7, 1\), expected a row for each of the 11 step"),
-        ({"y": None}, "mine, graph 0: y is missing"),
-        ({"x": np.full((T, N, F), np.nan)}, "mine, graph 0: x is NaN or infinite at node 0"),
-        ({"edge_index": np.ones((E, 2), int)}, r"edge_index has shape \(7, 2\), expected \(2, E\). Did you mean"),
-    ],
-)
-def test_what_is_no_series_is_refused_by_its_reason(change: dict[str, Any], message: str):
-    values = series(y=STEPS / 3) | change
-    data = Data.from_dict({key: torch.as_tensor(value) for key, value in values.items() if value is not None})
-    with pytest.raises(ValueError, match=message):
-        from_dataset(data, "mine")
-
-
 def test_the_predictions_of_a_series_are_those_of_its_steps(tmp_path: Path):
     data = Data.from_dict({k: torch.as_tensor(v) for k, v in series(y=FORMS["nodes"][0]["y"]).items()})
     task = from_dataset(data, "mine")

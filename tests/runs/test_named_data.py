@@ -22,8 +22,8 @@ from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
 from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks.objective import MASKS, SPLITS
-from tests.data.test_data import citeseer_files
 from tests.data.test_graph_labels import errica
+from tests.data.test_named import citeseer_files
 from tests.data.test_ogbg import stored
 from tests.graphs import shchur_file
 
