@@ -57,9 +57,8 @@ def interpreted(session: nox.Session, triton: str, *options: str) -> None:
     session.install(*TRITONS[triton])
     session.install("--no-deps", triton)  # torch for CUDA pins another
     for interpret in ("1", "0"):  # one process cannot do both
-        files = "tests/attention/test_gpu.py", "tests/attention/test_sanitizer.py"
-        session.run(*PYTEST, *files, *options, env={"TRITON_INTERPRET": interpret})
-    session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", *options, env={"TRITON_INTERPRET": "1"})
+        selected = "test_gpu or test_sanitizer" + " or triton" * (interpret == "1")
+        session.run(*PYTEST, "tests/attention", "-k", selected, *options, env={"TRITON_INTERPRET": interpret})
 
 
 @nox.session
@@ -113,7 +112,7 @@ def gpu_code(session: nox.Session) -> None:
     """List the code for GPUs alone with the tests that enter it, in the suite and in Triton's interpreter (Linux)."""
     install(session, "-e", ".[dev]", [*TRITONS][-1], "pytest-cov")
     measured = ("--cov=gat_pyg", "--cov-context=test", "--cov-report=")
-    kernels = ("tests/attention/test_gpu.py", "tests/attention/test_fused.py", "-k", "test_gpu or triton")
+    kernels = ("tests/attention", "-k", "test_gpu or triton")
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("suite", "interpreted")]
         for file, interpreted, selected in zip(files, "01", ((), kernels), strict=True):

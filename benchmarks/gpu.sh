@@ -83,7 +83,7 @@ tests)
     run 525 python3 -m pytest -v -W default -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" \
         -m "not compiles" \
         -k "$(pick 'gpu or cuda or triton or nccl' 'test_odd_sizes or test_half_precision or (gpu or cuda) and not test_gpu.py')" \
-        tests/attention/test_{gpu,fused}.py tests/{graph/test_edges,features/test_features,distributed/test_halo}.py \
+        tests/attention/test_{gpu,gpu_features,gpu_launches,fused,numbers,vmap}.py tests/{graph/test_edges,features/test_features,distributed/test_halo}.py \
         tests/{seeds/test_seeds,training/test_training,training/test_cuda_graphs}.py
     ;;
 attention)

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from gat_pyg.graph.edges import Edges
-from tests.graphs import Graph
+from tests.graphs import Graph, random
 from tests.laws import assert_close
-from tests.scores import Tensors, call, leaves_of
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, Tensors, call, leaves_of
+
+FOLDERS = [ADDITIVE, GATV2_EDGES, DOT_EDGES]  # a score of each kind of kernels, with all its operands
+TERMS = ["x score_src score_dst", "x score_edge", "x score_src", "x score_dst"]  # of the additive score: some of them
+WEIGHTED = [f"{names} edge_weight" for names in FOLDERS]
+MEMORY = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
+EVERYWHERE = pytest.mark.parametrize("place", ["numba", "triton", "segment"], indirect=True)
+SMALL = random(7, 6, 25)
+MANY = 17  # features of an edge, more than are summed for all heads together
 
 
 class Place(NamedTuple):
@@ -114,3 +122,25 @@ def stairs(*degrees: int) -> Graph:
 
 def turned(graph: Graph) -> Graph:
     return Graph(f"{graph} turned", graph.index.flip(0), graph.num_dst, graph.num_src)
+
+
+def in_mode(monkeypatch: pytest.MonkeyPatch, speed: bool) -> None:
+    """Let the additive score save O and O+ for the backward pass, or not."""
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
+
+
+def modes_of(names: str) -> tuple[bool, ...]:
+    return (True, False) if names.startswith("x score_") else (True,)
+
+
+def split_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of edges above which a row is several chunks; 8 in Triton's interpreter, which takes long."""
+    if not place.is_triton:
+        from gat_pyg.kernels.cpu import rows
+
+        return rows.SPLIT
+    from gat_pyg.kernels.gpu import rows as gpu_rows
+
+    if place.device == "cpu":
+        monkeypatch.setattr(gpu_rows, "SPLIT", 8)
+    return gpu_rows.SPLIT

@@ -16,7 +16,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, dropout_edge
 
 from gat_pyg import GATConv, GATv2Conv
-from gat_pyg.attention import Additive, Dot, attend, fused
+from gat_pyg.attention import Additive, attend, fused
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.linear import linear
 from gat_pyg.graph.adjacency import neighbourhoods
@@ -325,11 +325,3 @@ def test_forward_mode_with_returned_attention() -> None:
         for conv in (ours, theirs)
     )
     assert_trees_close(results, expected, "alpha")
-
-
-def test_dot_in_forward_mode_by_hand() -> None:
-    """Two neighbours with one score: the mean, of which the tangent is the mean of the tangents."""
-    edges = Edges.from_index(torch.tensor([[0, 1], [0, 0]]), num_src=2, num_dst=2)
-    x, v = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[10.0]], [[30.0]]])
-    out, tangent = jvp(lambda x: attend(x, Dot(torch.zeros(2, 1, 1)), edges), (x,), (v,))
-    assert out.flatten().tolist() == [2.0, 0.0] and tangent.flatten().tolist() == [20.0, 0.0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -305,23 +304,6 @@ def test_the_compiled_sort_is_torchs(flow: Any, loops: bool, largest: int, monke
                 assert len(built[-1].transpose) == 3
             assert_same_edges(*built)
             assert built[0].src.dtype == (torch.int32 if largest or not any((*sizes, index.size(1))) else torch.int64)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("loops", [False, True])
-def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
-    index = HUBS.index.cuda()
-    neighbourhoods(index.clone(), 40, 40, add_self_loops=loops)  # what torch makes ready at the first calls
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            edges = neighbourhoods(index, 40, 40, add_self_loops=loops)
-            _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len([one for one in caught if "called a synchronizing CUDA operation" in str(one.message)]) == 1
 
 
 def test_the_ids_of_replaced_loops_may_be_any(remote: bool) -> None:
