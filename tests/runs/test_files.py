@@ -560,7 +560,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert says() == says("vectorize=off") == ""
     with monkeypatch.context() as patch:
         patch.setattr(gat_pyg.seeds.planning, "CPU_BUDGET", 1)
-        small = r"digits: 2 runs one by one, since a run takes \d+ MiB, and only one fits in memory at a time"
+        small = r"digits: 2 runs one by one, since a run takes \d+ MiB, and several are not faster as one"
         assert re.fullmatch(small, says())
     many = ("dataset=planted", "dataset.graphs=6")
     assert says(*many) == "planted: 2 runs as one, on the same batches of graphs, in the order of seed 0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,9 +14,9 @@ from torch_geometric.nn import GIN
 
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
-from gat_pyg.seeds import EachStopping, Member, StackedInductive, planning, train
+from gat_pyg.seeds import EachStopping, Member, StackedInductive, train
 from gat_pyg.seeds.module import IN_TURN
-from gat_pyg.seeds.planning import plan_stack
+from gat_pyg.seeds.planning import _largest_batch
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
@@ -132,13 +131,7 @@ def test_after_a_fit_each_call_draws_its_own_mask():
     assert not torch.equal(module(batch), module(batch))
 
 
-# Memory -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_trial_is_on_the_largest_batch(monkeypatch: pytest.MonkeyPatch):
-    task, sizes = OBJECTIVES["graphs"](), []
-    monkeypatch.setattr(planning, "trial", lambda models, objective, data, device: sizes.append(data.num_nodes))
-    with suppress(AttributeError):
-        plan_stack([nn.Linear(6, 3)] * 2, task, 3, False, torch.device("cpu"))
+def test_the_trial_is_on_the_largest_batch():
+    task = OBJECTIVES["graphs"]()
     graphs = [data.num_nodes for data in [*task.train, *task.val, *task.test]]
-    assert sizes == [sum(sorted(graphs)[-3:])]
+    assert _largest_batch(task, 3, False).num_nodes == sum(sorted(graphs)[-3:])

@@ -6,8 +6,6 @@ import collections
 import copy
 import csv
 import functools
-import logging
-import os
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -16,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn, optim
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
@@ -31,18 +28,16 @@ from torch_geometric.nn import GCN, MLP
 
 from gat_pyg import philox
 from gat_pyg.conv import GATConv
-from gat_pyg.data import Task, digits, planetoid
+from gat_pyg.data import Task, digits
 from gat_pyg.models import GAT
 from gat_pyg.philox import draw_seed, first_seeds, keyed
-from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, planning, train
+from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, train
 from gat_pyg.seeds import callbacks as seeds_callbacks
-from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
 from gat_pyg.seeds.fitting import _built, _member, outcomes, seeded
 from gat_pyg.seeds.member import Member
-from gat_pyg.seeds.memory import Peak, free_memory, out_of_memory
 from gat_pyg.seeds.module import StackOfSeeds
-from gat_pyg.seeds.planning import MemoryEstimate, in_passes, trial
+from gat_pyg.seeds.planning import CPU_BUDGET, StackPlan, in_passes, out_of_memory, plan_stack, trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, Transductive
@@ -168,9 +163,10 @@ Runs = tuple[dict[str, Outcome], dict[str, dict[str, Tensor]], Trajectory]
 
 
 def several(
-    task: Task, seeds: Sequence[int], lr: float, patience: int | None, settings: Sequence[dict[str, Any]]
+    task: Task, seeds: Sequence[int], steps: float | Optimisation, patience: int, settings: Sequence[dict[str, Any]]
 ) -> list[Member]:
-    default = Member(0, task.objective, Optimisation(lr, 5e-4), patience)
+    steps = steps if isinstance(steps, Optimisation) else Optimisation(steps, 5e-4)
+    default = Member(0, task.objective, steps, patience)
     return [_member(default, task, setting, seed) for setting in settings for seed in seeds]
 
 
@@ -181,14 +177,14 @@ def alone(
     epochs: int,
     patience: int = 100,
     sparse: bool = False,
-    lr: float = 0.01,
+    steps: float | Optimisation = 0.01,
     batch_size: int = 1,
     settings: Sequence[dict[str, Any]] = ({},),
     **options: Any,
 ) -> Runs:
     """Each member in a run of its own, on graphs in the order of the first seed."""
     results, weights, trajectory = {}, {}, Trajectory()
-    for member in several(task, seeds, lr, patience, settings):
+    for member in several(task, seeds, steps, patience, settings):
         kind, key = Inductive if task.has_many_graphs else Transductive, str(member)
         module = kind(_built(member, make), member.objective, member.optimisation)
         module.member = member
@@ -214,7 +210,7 @@ def stacked(
     patience: int = 100,
     sparse: bool = False,
     leave: Sequence[int] | None = None,
-    lr: float = 0.01,
+    steps: float | Optimisation = 0.01,
     accelerator: str = "cpu",
     batch_size: int = 1,
     order: int | None = None,
@@ -222,7 +218,10 @@ def stacked(
     **options: Any,
 ) -> Runs:
     """All members at once, on graphs in the order of the first seed or of `order`."""
-    kind, members = StackedInductive if task.has_many_graphs else Stacked, several(task, seeds, lr, patience, settings)
+    kind, members = (
+        StackedInductive if task.has_many_graphs else Stacked,
+        several(task, seeds, steps, patience, settings),
+    )
     module = kind([_built(member, make) for member in members], members)
     stopping = EachStopping(members) if leave is None else Leave(members, epochs=leave)
     data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()
@@ -273,27 +272,11 @@ def test_every_step_is_that_of_the_seed_alone(name: str):
         assert_same(*(run(MAKES[name], task, [3, 0], 4) for run in (alone, stacked)))
 
 
-def cora() -> Task:
-    if "GAT_PYG_DATA" not in os.environ:
-        pytest.skip("GAT_PYG_DATA is not set")
-    return planetoid("cora")
-
-
-REAL: dict[str, tuple[Callable[[], Task], Make, bool]] = {
-    "digits": (digits, lambda: GAT(64, [8], 10, [8, 1]), False),
-    "cora": (cora, lambda: GAT.preset("cora", dropout=0.0), True),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("digits", marks=pytest.mark.kernels), pytest.param("cora", marks=pytest.mark.weekly)],
-)
-def test_each_epoch_of_two_seeds_on_real_graphs(name: str):
-    load, make, sparse = REAL[name]
-    task = in_float64(load())
+@pytest.mark.kernels
+def test_each_epoch_of_two_seeds_on_real_graphs():
+    task = in_float64(digits())
     with float64():
-        assert_same(*(run(make, task, range(2), 2, sparse=sparse) for run in (alone, stacked)))
+        assert_same(*(run(lambda: GAT(64, [8], 10, [8, 1]), task, range(2), 2) for run in (alone, stacked)))
 
 
 class Scaled(Dropped):
@@ -314,50 +297,74 @@ class Penalised(Scaled):
         return self.ridge * self.first.weight.square().sum()
 
 
-WEIGHTS = (1.0, 2.0, 0.5)
-LOSSES: list[dict[str, Any]] = [
-    {"scale": 2, "focal": 2.0},
-    {"scale": 0.5, "label_smoothing": 0.2},
-    {"class_weight": WEIGHTS, "lr": 0.05},
-    {"class_weight": WEIGHTS[::-1], "label_smoothing": 0.1, "patience": 2, "criterion": "loss"},
-    {"patience": 1},
-]
-PLATEAU = functools.partial(ReduceLROnPlateau, factor=0.3, patience=0)
 STEPS: list[dict[str, Any]] = [
     {"lr": 0.1, "ridge": 0.1},
+    {"lr": 0.1, "scale": 2, "patience": 1},
     {"weight_decay": 0.1, "gradient_clip_val": 0.01},
-    {"lr": 0.1, "ema": 0.9},
-    {"lr": 0.1, "warmup": 3},
-    {"scheduler": CosineAnnealingLR},
-    {"lr": 0.1, "scheduler": PLATEAU},
-    {"optimizer": functools.partial(optim.Adam, betas=(0.5, 0.9))},
-    {"optimizer": functools.partial(optim.SGD, momentum=0.9), "ema": 0.5, "gradient_clip_val": 0.1},
+    {"scale": 0.5, "patience": 2, "criterion": "loss"},
+    {"optimizer": functools.partial(optim.Adam, betas=(0.5, 0.9)), "gradient_clip_val": 0.1},
 ]
-SETTINGS: dict[str, tuple[Callable[[], Task], list[dict[str, Any]], dict[str, Any]]] = {
-    "steps": (small, STEPS, {}),
-    "losses": (small, LOSSES, {}),
-    "labels": (lambda: small(multilabel=True), [{"pos_weight": 3.0}, {"pos_weight": 0.5, "scale": 0.1}], {}),
-    "graphs": (
-        OBJECTIVES["graphs"],
-        [{"lr": 0.1}, STEPS[1], *LOSSES[1:3]],
-        {"batch_size": 2, "accumulate_grad_batches": 2},
-    ),
+TOGETHER = Optimisation(0.02, scheduler=CosineAnnealingLR, warmup=3, ema=0.5)
+SETTINGS: dict[str, tuple[Callable[[], Task], Sequence[int], Optimisation, dict[str, Any]]] = {
+    "one graph": (small, [3, 0], Optimisation(0.01), {}),
+    "schedule and average": (small, [3], TOGETHER, {}),
+    "graphs": (OBJECTIVES["graphs"], [3], TOGETHER, {"batch_size": 2, "accumulate_grad_batches": 2}),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_member_with_settings_of_its_own_is_its_own_run(name: str):
-    load, settings, options = SETTINGS[name]
-    task, seeds = in_float64(load()), [3, 0] if name == "losses" else [3]
+    (load, seeds, steps, options), settings = SETTINGS[name], STEPS
+    task = in_float64(load())
 
     def make(**arguments: float) -> nn.Module:
         return headed(Scaled(**arguments), task) if task.has_many_graphs else Penalised(**arguments)
 
+    if task.has_many_graphs:
+        settings = STEPS[1:]
+    options = {**options, "patience": 4, "settings": settings, "steps": steps}
     with float64():
-        one = alone(make, task, seeds, 8, patience=4, settings=settings, **options)
-        other = stacked(make, task, seeds, 8, patience=4, settings=settings, leave=range(99), **options)
+        one, other = alone(make, task, seeds, 8, **options), stacked(make, task, seeds, 8, leave=range(99), **options)
     assert_same(one, other)
-    assert len({outcome.epochs for outcome in one[0].values()}) > 1 or name != "losses"
+    assert len({outcome.epochs for outcome in one[0].values()}) > 1 or name == "schedule and average"
+
+
+UNLIKE: list[dict[str, Any]] = [
+    {"optimizer": optim.SGD, "lr": 0.1},
+    {"scheduler": CosineAnnealingLR},
+    {"warmup": 3},
+    {"ema": 0.9},
+    {"label_smoothing": 0.2},
+]
+
+
+def test_settings_that_no_stack_can_have_are_trained_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    sizes, options = [], {"max_epochs": 3, "progress": False, "accelerator": "cpu"}
+    fit = fitting.fit_stack
+    monkeypatch.setattr(
+        fitting, "fit_stack", lambda models, *rest, **its: sizes.append(len(models)) or fit(models, *rest, **its)
+    )
+    results, _ = train(MAKES["GAT"], small(), [3], settings=[{}, *UNLIKE, {"lr": 0.1}], **options)
+    assert sizes == [2, 1, 1, 1, 1, 1]
+    for setting, result in zip([{}, *UNLIKE], results, strict=False):
+        (own,), _ = train(MAKES["GAT"], small(), [3], settings=[setting], **options)
+        assert own.val == pytest.approx(result.val) and result.settings == setting
+    (one, *_), (*_, other) = several(small(), [3], 0.1, 5, [{}]), several(small(), [3], 0.1, 5, [{"ema": 0.5}])
+    with pytest.raises(
+        ValueError, match=r"a member of the stack has seed 3, .*ema=0\.5.*, expected the loss, .*ema=None"
+    ):
+        Stacked([MAKES["GAT"](), MAKES["GAT"]()], [one, other])
+
+
+def test_a_scheduler_that_is_not_torchs_has_one_setting_of_the_optimizer():
+    def own(optimizer: optim.Optimizer) -> Any:
+        return CosineAnnealingLR(optimizer, 9, eta_min=optimizer.param_groups[0]["lr"] / 2)
+
+    keys = [
+        {Member(0, NodeLabels(3), Optimisation(lr, scheduler=make)).stack_key for lr in (0.1, 0.2)}
+        for make in (own, functools.partial(CosineAnnealingLR, T_max=9), None)
+    ]
+    assert [len(each) for each in keys] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -530,9 +537,7 @@ def test_keys_of_seeds_and_epochs_are_far_apart():
 
 DRAWS: dict[str, tuple[Make, bool]] = {
     "drawn seeds": (Dropped, False),
-    "GAT": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), False),
     "GAT, sparse features": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), True),
-    "the authors' GAT": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, reproduction=True), False),
     "the authors' GAT, sparse features": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, reproduction=True), True),
     "GATv2": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, mechanism="gatv2"), False),
 }
@@ -541,7 +546,7 @@ DRAWS: dict[str, tuple[Make, bool]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_with_dropout_a_seed_does_not_depend_on_the_others(name: str):
     (make, sparse), task = DRAWS[name], in_float64(small())
-    thorough = name in ("drawn seeds", "GAT, sparse features")
+    thorough = name == "GAT, sparse features"
     limit = 12 if thorough else 4
     with float64():
         whole = stacked(make, task, range(5), limit, patience=3, sparse=sparse, leave=())
@@ -585,16 +590,16 @@ def interrupted(name: str, folder: Path, kills: Sequence[tuple[int, str]], saved
     folder.mkdir(exist_ok=True)
     path, many = folder / "last.ckpt", name == "graphs"
     task = OBJECTIVES["graphs"]() if many else small()
-    options = {"optimizer": torch.optim.AdamW, "scheduler": CosineAnnealingLR, "warmup": 3, "gradient_clip_val": 0.5}
-    falling, own = {**options, "ema": 0.5}, {"lr": 0.03, "ema": 0.7, "scheduler": PLATEAU, "label_smoothing": 0.1}
-    seeds, settings = (range(2), [falling, {**own, "dropout": 0.2}]) if many else (range(3), [{}, own])
+    steps = replace(TOGETHER, optimizer=optim.AdamW) if many else 0.01
+    own = {"lr": 0.03, "gradient_clip_val": 0.5, **({"dropout": 0.2} if many else {})}
+    seeds = range(2 if many else 3)
     patience, kind, data = (2, StackedInductive, {"batch_size": 2}) if many else (6, Stacked, {})
 
     def make(dropout: float = 0.5) -> nn.Module:
         return headed(GAT(6, [4], 3, [2, 1], dropout=dropout), task) if many else MAKES["PyG's GAT"]()
 
     for kill in [*kills, None]:
-        members = several(task, seeds, 0.01, patience, settings)
+        members = several(task, seeds, steps, patience, [{}, own])
         stopping = EachStopping(members)
         files = EachMetrics([folder / f"{number}.csv" for number in range(len(members))], stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
@@ -649,12 +654,12 @@ def test_a_checkpoint_of_other_seeds_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("name", ["GAT", "GCN with batch norm", "settings"])
+@pytest.mark.parametrize("name", ["GAT", "settings"])
 def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch):
     task, seeds, options = small(), range(5), {"patience": 5, "leave": range(100)}
     make: Callable[..., nn.Module] = Penalised if name == "settings" else MAKES[name]
     if name == "settings":
-        seeds, options["settings"] = range(1), [*LOSSES, *STEPS[:3]]
+        seeds, options["settings"] = range(1), STEPS
     replayed = stacked(make, task, seeds, 60, **options)
     epochs, sizes = max(outcome.epochs for outcome in replayed[0].values()), 1 + len(replayed[2].left_at)
     assert FakeGraph.replays == 2 * (epochs - sizes) and sizes > 1  # the first epoch of each stack is not captured
@@ -666,7 +671,7 @@ def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.Mon
 def test_a_captured_step_of_a_stack_is_a_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     captured, init = [], Captured.__init__
     monkeypatch.setattr(Captured, "__init__", lambda self, *arguments: captured.append(self) or init(self, *arguments))
-    make, _ = DRAWS["GAT"]
+    make, _ = DRAWS["GAT, sparse features"]
     replayed = stacked(make, small(), range(3), 6, accelerator="gpu")
     assert len(captured) == 2  # training and validation
     monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
@@ -691,86 +696,17 @@ def test_passes_give_what_all_at_once_gives():
     assert results[0] == results[1]
 
 
-def test_what_a_seed_takes_is_what_its_step_takes():
-    task, make = digits(), lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)
-    fit = trial([make(), make()], task.objective, task.train[0])
-    assert fit.obstacle is None
-    for seeds in (4, 12):
-        module = Stacked([make() for _ in range(seeds)], of_seeds(range(seeds)))
-        weights = sum(value.nbytes for value in module.model.weights().values())
-        with Peak() as peak:
-            for _ in range(2):
-                module.zero_grad()
-                peak.start_over()
-                module._loss(task.train[0])[0].backward()
-        assert 0.7 * seeds * fit.bytes_per_seed < peak.bytes + 4 * weights <= 1.05 * seeds * fit.bytes_per_seed
-
-
-@pytest.mark.kernels
-def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch):
-    task, sizes = digits(), []
-    make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
-    limit = 10 * trial([make(), make()], task.objective, task.train[0]).bytes_per_seed
-    monkeypatch.setattr(planning, "free_memory", lambda device: limit)
-    monkeypatch.setattr(
-        fitting, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
+def test_passes_of_a_cpu_have_equal_sizes_within_its_budget():
+    task, make = small(), MAKES["GAT"]
+    plans = [plan_stack([make() for _ in range(models)], task, 1, False, torch.device("cpu")) for models in (2, 6)]
+    saved = [plan.bytes_per_model for plan in plans]
+    assert saved[1] <= saved[0] < 2 * saved[1] and saved[1] > task.train[0].x.nbytes  # they share some of it
+    plan = StackPlan(False, CPU_BUDGET // 5)
+    assert [plan.size(torch.device("cpu"), count) for count in (1, 5, 6, 11)] == [1, 5, 3, 4]
+    assert (
+        plan.size(torch.device("cuda"), 100) == 100
+        and StackPlan(False, 2 * CPU_BUDGET).size(torch.device("cpu"), 9) == 1
     )
-    peaks = {}
-    for per_pass in ("auto", 12):
-        with Peak() as peak:
-            outcomes, _ = train(
-                make, task, range(12), max_epochs=3, seeds_per_pass=per_pass, progress=False, accelerator="cpu"
-            )
-        peaks[per_pass] = peak.bytes
-        assert len(outcomes) == 12
-    assert sizes == [6, 12] and peaks["auto"] < limit < peaks[12]
-
-
-def test_the_peak_is_of_what_lives_at_once():
-    with Peak() as peak:
-        a = torch.zeros(1000)
-        a = a + 1
-        a.add_(1)
-        a[:10].t()
-        del a
-        torch.ones(500)
-    assert peak.bytes == 8000
-
-
-def test_what_a_kernel_makes_outside_of_torch_counts():
-    here = torch.zeros(1000)
-    with Peak() as peak:
-        made = torch.from_numpy(np.zeros(500))
-        here.sum(), made.view(5, 100)
-        peak.start_over()
-        again = torch.from_numpy(np.zeros(2000))
-        here.sum(), made.view(5, 100), again.view(5, 400)
-    assert peak.bytes == 4 + 16000
-
-
-@pytest.mark.parametrize(("free", "wanted", "size"), [(1000, 100, 8), (10, 100, 1), (10**9, 5, 5), (500, 6, 3)])
-def test_passes_are_even_and_fit_the_memory(free: int, wanted: int, size: int):
-    assert MemoryEstimate(bytes_per_seed=100).seeds(torch.device("cpu"), wanted, free) == size
-
-
-def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    free = free_memory(torch.device("cpu"))
-    assert free is None or free > 0
-    for name, number in (("memory.max", 5000), ("memory.current", 1000)):
-        (tmp_path / name).write_text(f"{number}\n")
-    monkeypatch.setattr(seeds_memory, "_GROUPS", (("memory.max", "memory.current", lambda: iter([tmp_path])),))
-    assert free_memory(torch.device("cpu")) == 4000
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 500\nactive_file 200\n")
-    assert free_memory(torch.device("cpu")) == 4700  # what files take is given back
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(torch.device("cpu")) != 4000
-
-
-def test_memory_that_is_free_on_a_gpu_counts_what_torch_keeps(monkeypatch: pytest.MonkeyPatch):
-    figures = {"memory_reserved": 700, "memory_allocated": 200, "mem_get_info": (4000, 9000)}
-    for name, figure in figures.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, figure=figure: figure)
-    assert free_memory(torch.device("cuda", 1)) == 4500
 
 
 def test_where_memory_runs_out_half_as_many_go_on(capsys: pytest.CaptureFixture[str]):
@@ -856,7 +792,7 @@ class Listing(nn.Linear):
 def test_models_that_cannot_be_stacked_are_errors(make: Make, why: str):
     task = small()
     fit = trial([seeded(seed, make) for seed in (0, 1)], task.objective, task.train[0])
-    assert fit.obstacle is not None and re.search(why, fit.obstacle), fit.obstacle
+    assert isinstance(fit, str) and re.search(why, fit), fit
     with pytest.raises(ValueError, match=rf"cannot be stacked: (?s:.)*{why}.*Train its seeds one by one"):
         train(make, task, range(2), progress=False, accelerator="cpu")
 
@@ -883,15 +819,13 @@ def test_models_of_different_shapes_are_no_stack():
         Stack([])
 
 
-def test_a_model_of_a_stack_is_a_model_of_its_own():
+def test_a_model_of_a_stack_is_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch):
     models = [nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(3)]
     models[0][0].bias.requires_grad_(False)
     stack = Stack(models)
-    with Peak() as peak:
-        stack[0]
-        peak.start_over()
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "__deepcopy__", None)  # no copy of the others
         taken = stack[1]
-    assert peak.bytes == sum(value.nbytes for value in taken.state_dict().values())  # no copy of the others
     assert [type(value) for value in taken.parameters()] == [nn.Parameter] * 4
     assert not taken[0].bias.requires_grad and taken[0].weight.requires_grad
     for key, value in models[1].state_dict().items():
@@ -950,17 +884,6 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str])
         ), line
     running = [int(re.search(r"(\d)/6 running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
-
-
-def test_lightnings_tips_are_hidden():
-    handler = logging.Handler()
-    handler.emit = lambda record: pytest.fail(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("lightning.pytorch")
-    log.addHandler(handler)
-    try:
-        train(MAKES["MLP"], small(), range(2), max_epochs=1, progress=False, accelerator="cpu")
-    finally:
-        log.removeHandler(handler)
 
 
 def test_seeds_without_a_finite_epoch_warn_and_keep_the_last_weights():
@@ -1051,15 +974,3 @@ def test_a_module_of_one_model_is_an_error():
         trainer(EachStopping(of_seeds([0])), epochs=1).fit(
             Transductive(MAKES["MLP"](), NodeLabels(3)), datamodule=TaskData(small())
         )
-
-
-def test_callbacks_of_the_caller_are_called():
-    class Counting(Callback):
-        epochs = 0
-
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            self.epochs += 1
-
-    for callbacks in (one := Counting()), [other := Counting()]:
-        train(MAKES["MLP"], small(), range(2), max_epochs=1, progress=False, accelerator="cpu", callbacks=callbacks)
-    assert one.epochs == other.epochs == 1

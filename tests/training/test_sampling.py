@@ -7,12 +7,16 @@ import json
 import os
 import sys
 import warnings
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
@@ -22,7 +26,6 @@ from torch_geometric.utils import k_hop_subgraph
 from gat_pyg import GAT
 from gat_pyg.graph.edges import Edges
 from gat_pyg.runs.result import read
-from gat_pyg.seeds.memory import Peak
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw
 from tests.graphs import SQUARE, Graph, random
@@ -129,6 +132,29 @@ def test_layer_by_layer_gives_what_the_whole_graph_gives(how: str, batch_size: i
     model, data = model.double(), data.apply(lambda value: value.double() if value.is_floating_point() else value)
     loader = NodeLoader(data, TorchSampler(graph.index, 40, [-1]), batch_size=batch_size, shuffle=True)
     assert_close(model.inference(loader), model(data.x, data.edge_index, data.edge_attr))
+
+
+class Peak(TorchDispatchMode):
+    """The peak memory of the tensors that torch's operations read or return, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.now = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, out)):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.bytes = max(self.bytes, self.now)
+                weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+        return out
+
+    def freed(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
 
 
 def test_layer_by_layer_takes_no_more_memory_for_more_layers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,7 @@ from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, rank_zero_print
 from ..seeds.callbacks import EachStopping
 from ..seeds.fitting import fit_stack
-from ..seeds.member import Member
-from ..seeds.memory import free_memory
+from ..seeds.member import Member, grouped
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
 from ..settings.factory import LABELS
 from ..settings.groups import Mark, Training, marked
@@ -45,7 +44,7 @@ LARGE = 100_000_000  # elements of a step of many graphs: above, the little that
 
 
 # Settings in which the members of a stack may differ, or groups of them
-VARYING = marked(Mark.VARIES, "training.", Training) | {"seed", "loss", "optimizer", "scheduler", "model"}
+VARYING = marked(Mark.VARIES, "training.", Training) | {"seed", "optimizer", "model"}
 UNUSED = marked(Mark.UNUSED, "", Settings) | {f"model.{label}" for label in LABELS}  # settings that no training reads
 
 
@@ -64,14 +63,6 @@ def stack_key(settings: Settings, varying: AbstractSet[str] = VARYING) -> str:
 
     same = {name: value for name, value in values.items() if name not in UNUSED and not varies(name, value)}
     return json.dumps(same, sort_keys=True, default=str)
-
-
-def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
-    """Return the jobs with equal keys, in the order of the first job of each group."""
-    groups: dict[str, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(key(job), []).append(job)
-    return list(groups.values())
 
 
 def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
@@ -108,7 +99,7 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
     if len(places) == 1:
         one_share(places[0], jobs, task, plan)
     else:  # the shares exchange nothing, so each has a process of its own
-        torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
+        torch.cuda.empty_cache()  # the trial's memory, which the processes need
         try:
             plain = [job._replace(pruner=None) for job in jobs]
             spawn(_share, (places, plain, plan, os.getpid()), nprocs=len(places))
@@ -119,13 +110,15 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
 
 def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training `count` runs as one, or the reason to train them one by one."""
-    settings = job.settings
+    settings, task = job.settings, with_loss(task, job.settings)
     trainer = build_trainer(settings.trainer, settings.logger, job.folder)
+    kinds = {_member(run, task).stack_key for run in left}
     obstacles = [
         _settings_obstacle(settings, task),
         _devices_obstacle(trainer),
         trainer_obstacle(trainer),
         *(run.settings.optimisation.stack_obstacle for run in left),
+        "their scheduler may depend on all settings of the optimizer" if len(kinds) > 1 else None,
     ]
     obstacle = next(filter(None, obstacles), None)
     if obstacle is not None:
@@ -141,12 +134,11 @@ def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Tra
             return trainer, f"a step has {size / 1e6:.0f} million elements, and so large ones are not faster as one"
     sparse = wants_sparse(settings.training, task, models[0], trainer, stacked=True)
     device = trainer.strategy.root_device
-    objectives = [with_loss(task, run.settings).objective for run in different]
-    plan = plan_stack(models, task, settings.training.batch_size, sparse, device, objectives)
+    plan = plan_stack(models, task, settings.training.batch_size, sparse, device)
     if isinstance(plan, str):
         return trainer, plan
-    if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, count) == 1:
-        return trainer, f"a run takes {plan.memory.bytes_per_seed >> 20} MiB, and only one fits in memory at a time"
+    if settings.vectorize == settings.seeds_per_pass == "auto" and plan.size(device, count) == 1:
+        return trainer, f"a run takes {plan.bytes_per_model >> 20} MiB, and several are not faster as one"
     return trainer, plan
 
 
@@ -187,11 +179,7 @@ def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) ->
     def left() -> list[Run]:
         return [run for run in runs if not run.is_finished and run.folder not in trained]
 
-    size = settings.seeds_per_pass
-    if size == "auto":
-        free = free_memory(place.device)
-        shared = free if free is None or place.device.type != "cpu" else free // place.world
-        size = plan.memory.seeds(place.device, len(runs), shared)
+    size = plan.size(place.device, len(runs)) if settings.seeds_per_pass == "auto" else settings.seeds_per_pass
     interrupted = _interrupted(place, jobs, runs) if settings.ckpt_path == "last" else []
 
     def some_or_interrupted(some: list[Run]) -> None:
@@ -267,8 +255,8 @@ def one_pass(
     for run in runs:
         save_run_settings(Job(run.settings, run.folder), run.seed)
     training, models = settings.training, [each.model for each in built]
-    tasks = {run.job.folder: with_loss(task, run.settings) for run in runs}
-    stopping = EachStopping([_member(run, tasks[run.job.folder]) for run in runs])
+    task = with_loss(task, settings)
+    stopping = EachStopping([_member(run, task) for run in runs])
     last = [_pruning(runs, list(stopping.rules.values())), Pass(runs, path, order)]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
@@ -292,7 +280,7 @@ def one_pass(
         if outcome.best_epoch and not run.is_finished and not is_pruned:
             of_other = order if task.has_many_graphs and outcome.seed != order else None
             fitted = fitted._replace(model=model.cpu())
-            write_outputs(run.settings, tasks[run.job.folder], outcome, fitted, device, run.folder, of_other)
+            write_outputs(run.settings, task, outcome, fitted, device, run.folder, of_other)
 
 
 def _member(run: Run, task: Task) -> Member:

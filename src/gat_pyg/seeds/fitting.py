@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +20,7 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
-from .member import Member
+from .member import Member, grouped
 from .module import Stacked, StackedInductive, StackOfSeeds
 from .planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
 from .stack import Stack
@@ -152,9 +153,10 @@ def train(
     With many graphs, all seeds take the same batches, in the order of the first seed: seed s takes the steps of a
     single run with `TaskData(task, batch_size, seed=seeds[0])`.
 
-    Settings may differ in learning rate, weight decay, dropout, the numbers of the loss, clipping and patience, but not
-    in the shape of the model, nor in `negative_slope` or `edge_dropout`. Each setting with each seed is trained as it
-    would be alone, with its own optimizer state, dropout masks and stopping.
+    Settings may differ in learning rate, weight decay and other numbers of the optimizer, dropout, clipping and
+    patience. Those that differ in the loss, the class of the optimizer, the scheduler, `warmup` or `ema` are trained
+    one group after the other. They cannot differ in the shape of the model, `negative_slope` or `edge_dropout`. Each
+    setting with each seed is trained as it would be alone, with its own optimizer state, dropout masks and stopping.
 
     Args:
         make_model: returns a fresh model, called as in `Transductive`.
@@ -166,7 +168,8 @@ def train(
         batch_size: the number of graphs in a step; a single graph is always one step.
         patience, criterion: as in `PaperStopping`.
         max_epochs: the number of epochs after which every seed ends.
-        seeds_per_pass: number of seeds to train at once; "auto" fits them to the device's memory.
+        seeds_per_pass: number of seeds to train at once; "auto": as many as fit in a GPU's memory, and on a CPU as need
+            about 1 GiB.
         progress: print the progress.
         **trainer: arguments of Lightning's Trainer, for a single device. Its callbacks come before those of the stack.
 
@@ -222,8 +225,12 @@ def train(
             {number: (outcome, model.cpu().eval()) for number, (outcome, model) in zip(numbers, pairs, strict=True)}
         )
 
-    size = plan.memory.seeds(device, len(members)) if seeds_per_pass == "auto" else seeds_per_pass
-    in_passes(lambda: [number for number in range(len(members)) if number not in results], size, one_pass)
+    def left(numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if number not in results]
+
+    for group in grouped(range(len(members)), lambda number: members[number].stack_key):
+        size = plan.size(device, len(group)) if seeds_per_pass == "auto" else seeds_per_pass
+        in_passes(partial(left, group), size, one_pass)
     outcomes, models = zip(*(results[number] for number in range(len(members))), strict=True)
     return list(outcomes), Stack(models).eval()
 
@@ -279,7 +286,7 @@ def _planned(
     if any(ids[0] & others for others in ids[1:]):
         raise ValueError("make_model() returned the same weights again, expected a fresh model at each call.")
     sparse = sparse_pays(task, models[0], device.type, stacked=True)
-    plan = plan_stack(models, task, batch_size, sparse, device, [member.objective for member in chosen])
+    plan = plan_stack(models, task, batch_size, sparse, device)
     if isinstance(plan, str):
         advice = "Train its seeds one by one."
         if any(member.settings for member in chosen):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, TypeVar
 
 from ..tasks.objective import Objective
-from ..training.optimisation import Optimisation
+from ..training.optimisation import Optimisation, _called
 from ..training.stopping import Criterion
+
+T = TypeVar("T")
+
+TORCHS = "torch.optim.lr_scheduler"  # in these, the rate of a group depends on this group and the epoch alone
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Member:
 
     Args:
         seed: random seed of the model's initial weights and dropout masks.
-        objective: its loss; the metric and the labels are those of all members.
-        optimisation: as in `Transductive`.
+        objective, optimisation: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
         settings: the names and values by which its `Outcome` shows it, beside the seed.
     """
@@ -44,11 +44,24 @@ class Member:
         values = [f"{item.name}={spelled(getattr(self, item.name))}" for item in dataclasses.fields(self)[1:-1]]
         return ", ".join([f"seed {self.seed}", *values])
 
+    @property
+    def stack_key(self) -> tuple[Any, ...]:
+        """A key that is equal for members that one stack may have: they have one loss, schedule and kind of optimizer.
+
+        A scheduler that is not torch's may depend on any of the optimizer's settings, so these are the same too.
+        """
+        its = self.optimisation
+        optimizer, scheduler = _called(its.optimizer), _called(its.scheduler)
+        others = "" if scheduler is None or scheduler.__module__ == TORCHS else spelled(its)
+        steps = id(optimizer), id(scheduler), spelled(its.scheduler), its.warmup, its.ema, others
+        return spelled(self.objective), *steps
+
 
 def spelled(value: Any) -> str:
     """Return the text of a setting: for a class, a function or a `functools.partial` of it, its name and arguments.
 
-    >>> spelled(partial(torch.optim.Adam, betas=(0.9, 0.95)))
+    >>> from torch import optim
+    >>> spelled(partial(optim.Adam, betas=(0.9, 0.95)))
     'Adam(betas=(0.9, 0.95))'
     """
     if isinstance(value, partial):
@@ -60,54 +73,13 @@ def spelled(value: Any) -> str:
     return getattr(value, "__qualname__", None) or repr(value)
 
 
-def runs_of(keys: Sequence[Any]) -> list[slice]:
-    """Return the runs of equal neighbours.
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Return the items with equal keys, in the order of the first item of each group.
 
-    >>> runs_of(["a", "a", "b"])
-    [slice(0, 2, None), slice(2, 3, None)]
+    >>> grouped([1, 2, 3], lambda number: number % 2)
+    [[1, 3], [2]]
     """
-    starts = [row for row, key in enumerate(keys) if not row or key != keys[row - 1]]
-    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(keys)], strict=True)]
-
-
-@dataclass(frozen=True)
-class SharedObjective:
-    """The objective of neighbouring rows that differ only in numbers of the loss, which are tensors with a row each."""
-
-    rows: slice
-    objective: Objective
-    numbers: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, objectives: Sequence[Objective], device: torch.device) -> list[SharedObjective]:
-        """Return the shared objectives of all rows of a stack, in their order."""
-        shared, dtype = [], torch.float32 if device.type == "mps" else torch.float64
-        for rows in runs_of([shape_of(objective) for objective in objectives]):
-            first, *others = objectives[rows]
-            names = [item.name for item in dataclasses.fields(first)]
-            names = [name for name in names if any(getattr(each, name) != getattr(first, name) for each in others)]
-            numbers = {
-                name: torch.tensor([getattr(each, name) for each in objectives[rows]], dtype=dtype, device=device)
-                for name in names
-            }
-            shared.append(cls(rows, first, numbers))
-        return shared
-
-    def with_numbers(self, numbers: Mapping[str, Tensor]) -> Objective:
-        """Return the objective of one row, with its numbers."""
-        changes: dict[str, Any] = dict(numbers)
-        return dataclasses.replace(self.objective, **changes) if changes else self.objective
-
-
-def shape_of(objective: Objective) -> tuple[Any, ...]:
-    """Return a key that is equal for objectives that differ only in fractional numbers of the loss."""
-
-    def shape(name: str, value: Any) -> Any:
-        if name not in objective.loss_options or isinstance(value, (str, bool)):
-            return value
-        if isinstance(value, (tuple, list)):
-            return len(value)
-        return "a number" if isinstance(value, (int, float)) else value
-
-    values = [(item.name, shape(item.name, getattr(objective, item.name))) for item in dataclasses.fields(objective)]
-    return type(objective), *values
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

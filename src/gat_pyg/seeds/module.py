@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule
-from torch import Tensor, nn
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn, optim
 from torch.func import vmap
 from torch.optim import Optimizer
 from torch_geometric.data import Data
 
 from ..philox import seeds_from
-from ..tasks.model import members
 from ..training.averaging import Average
 from ..training.epoch_seeds import generator_of, key_of
 from ..training.modules import Inductive, Supervised, Transductive
-from ..training.optimisation import _called
-from .member import Member, SharedObjective, runs_of, shape_of, spelled
-from .optimizers import Optimizers, Schedules
+from ..training.optimisation import _called, _sets
+from .member import Member, grouped, spelled
 from .stack import Stack
 
+FUSED = (optim.Adam, optim.AdamW, optim.SGD)  # on a CPU and on CUDA, in all supported versions of torch
 IN_TURN = 2_000_000  # elements of a step of many graphs: above, one model after the other is faster than vmap
 
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
@@ -32,26 +34,45 @@ IN_TURN = 2_000_000  # elements of a step of many graphs: above, one model after
 class StackOfSeeds(Supervised):
     """The base of both setups: S models at once, with the sum of their losses, so each gets its own gradients.
 
-    Each model has a `Member`, with its seed, and settings that may differ from those of the others. The optimizers are
+    Each model has a `Member`, with its seed, and settings that may differ from those of the others. The optimizer is
     elementwise, so each model takes the same steps as when it is trained alone. This includes the dropout of gat_pyg's
     layers, which depends on the member's seed and the epoch. `F.dropout` in other layers draws the masks of all models
     at once from the first seed: the masks differ from model to model, and depend on the row of the model.
 
-    Members with the same settings of the optimizer are neighbours in the stack, and share an optimizer. `rows` are the
-    numbers of the members in the rows; `metrics` are the results of the last validation or test, one entry per row.
+    Members with the same settings of the optimizer are neighbours in the stack, and a group of the optimizer. `rows`
+    are the numbers of the members in the rows; `metrics` are the results of the last validation or test, one entry per
+    row.
+
+    Raises:
+        ValueError: if the models cannot be stacked, or the members need different objectives, schedules, averages or
+            classes of optimizers.
     """
 
     model: Stack
 
     def __init__(self, models: Sequence[nn.Module], all_members: Sequence[Member], *args: Any) -> None:
-        self.rows = _sorted(all_members)
+        first = all_members[0]
+        if other := next((member for member in all_members if member.stack_key != first.stack_key), None):
+            raise ValueError(
+                f"a member of the stack has {other.text}, expected the loss, the scheduler, the warm-up, the average "
+                f"and the class of the optimizer of the first, {first.text}."
+            )
+        self._alike = grouped(range(len(models)), lambda number: spelled(all_members[number].optimisation))
+        self._set_rows(range(len(models)))
         models = [models[number] for number in self.rows]
-        super().__init__(Stack(models), all_members[0].objective, all_members[0].optimisation, *args)
+        super().__init__(Stack(models), first.objective, first.optimisation, *args)
         self._inspect_model(models[0])
         self.members = list(all_members)
         self._numbers = dict(zip(self.rows, self.model.numbers, strict=True))
         self.metrics: list[dict[str, float]] = []
-        self._objectives: list[SharedObjective] | None = None
+        self._views: list[list[nn.Parameter]] = []  # of the rows of each group, if there are several
+
+    def _set_rows(self, numbers: Container[int]) -> None:
+        """Set the members in the rows: `_groups` are the rows of those that share settings of the optimizer."""
+        present = [[number for number in its if number in numbers] for its in self._alike]
+        self.rows = [number for its in present for number in its]
+        ends = itertools.accumulate(map(len, present))
+        self._groups = [slice(end - len(its), end) for its, end in zip(present, ends, strict=True)]
 
     @property
     def present(self) -> list[Member]:
@@ -59,20 +80,8 @@ class StackOfSeeds(Supervised):
         return [self.members[number] for number in self.rows]
 
     def _each(self, statistics: str, out: Tensor, y: Tensor) -> Any:
-        """Return what the method `statistics` of each member's objective returns for its outputs, stacked."""
-        if self._objectives is None:
-            self._objectives = SharedObjective.of([member.objective for member in self.present], out.device)
-        results = [
-            vmap(lambda out, numbers, shared=shared: getattr(shared.with_numbers(numbers), statistics)(out, y))(
-                out[shared.rows], shared.numbers
-            )
-            for shared in self._objectives
-        ]
-        if len(results) == 1:
-            return results[0]
-        return (
-            torch.cat(results) if isinstance(results[0], Tensor) else tuple(map(torch.cat, zip(*results, strict=True)))
-        )
+        """Return what the method `statistics` of the objective returns for the outputs of each member, stacked."""
+        return vmap(lambda out: getattr(self.objective, statistics)(out, y))(out)
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and each model's summed loss and number of known labels, [S, 2]."""
@@ -96,32 +105,47 @@ class StackOfSeeds(Supervised):
         """Return the mean of the models' metrics, for the log, and set `self.metrics` to those of each model."""
         pooled = self._pooled(*splits)
         rows = [dict(zip(pooled, values, strict=True)) for values in zip(*pooled.values(), strict=True)]
-        self.metrics = [member.objective.metrics(sums) for member, sums in zip(self.present, rows, strict=True)]
+        self.metrics = [self.objective.metrics(sums) for sums in rows]
         return {name: statistics.fmean(metrics[name] for metrics in self.metrics) for name in self.metrics[0]}
 
-    def _validated(self, schedule: Any, metrics: Mapping[str, float]) -> None:
-        """Adapt the learning rate of each member to its own validation, if it depends on it."""
-        if isinstance(schedule, Schedules):
-            metric = self.objective.metric
-            scores = [metric.better(each[f"val_{metric.name}"]) for each in self.metrics]
-            schedule.validated([each["val_loss"] for each in self.metrics], scores)
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Return the average of the weights, if any member has one."""
-        decays = [member.optimisation.ema for member in self.present]
-        if decays.count(decays[0]) == len(decays):
-            return super().configure_callbacks()
-        return [Average([decay or 0.0 for decay in decays])]
-
     def configure_optimizers(self) -> Any:
-        """Return the optimizers of the members as one, and their schedules if there are any."""
-        runs = [(rows, self.present[rows.start].optimisation) for rows in runs_of(_steps(self.present))]
-        decayed = (members(self.model).decayed_parameters or self.parameters)()
-        max_epochs = None if self._trainer is None else self.trainer.max_epochs
-        optimizers = Optimizers(self.parameters(), decayed, runs, max_epochs)
-        if all(run.schedule is None for run in optimizers.runs):
-            return optimizers
-        return [optimizers], [Schedules(optimizers)]
+        """Return one optimizer, with groups for each group of members, and its schedule if there is one.
+
+        A parameter of a group is a view of its rows of a stacked parameter, or the parameter itself if all members
+        share their settings.
+        """
+        self._views = []
+        if len(self._groups) == 1:
+            return super().configure_optimizers()
+        parameters, optimizers = list(self.parameters()), []
+        decayed = {id(value) for value in self.model.decayed_parameters()}
+        for rows, numbers in zip(self._groups, self._alike, strict=True):
+            views = [nn.Parameter(value.data[rows], value.requires_grad) for value in parameters]
+            its = self.members[numbers[0]].optimisation
+            its = replace(its, optimizer=_fused(its.optimizer, parameters), scheduler=None, warmup=0)
+            of_decay = [view for view, value in zip(views, parameters, strict=True) if id(value) in decayed]
+            optimizers.append(its.configure(views, of_decay)[0])
+            self._views.append(views)
+        optimizer, *others = optimizers
+        for group in (group for other in others for group in other.param_groups):
+            optimizer.add_param_group(group)
+        schedule = self.optimisation.schedule(optimizer, None if self._trainer is None else self.trainer.max_epochs)
+        return optimizer if schedule is None else ([optimizer], [schedule])
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Give each group the gradients of its rows, in which those of each model are clipped next."""
+        super().on_before_optimizer_step(optimizer)
+        if not self._views:
+            return
+        for value, *views in zip(self.parameters(), *self._views, strict=True):
+            value.grad = _like(value)
+            for rows, view in zip(self._groups, views, strict=True):
+                view.grad = None if value.grad is None or rows.start == rows.stop else value.grad[rows]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Remove the gradients of the parameters and of their views."""
+        optimizer.zero_grad()
+        self.zero_grad()
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Clip the gradient of each model by its own norm."""
@@ -143,16 +167,28 @@ class StackOfSeeds(Supervised):
         for callback in self.trainer.callbacks if self._trainer else ():  # type: ignore[attr-defined]
             if isinstance(callback, Average):
                 callback.select(index)
+        before = self._groups
+        self._set_rows(numbers)
         for optimizer in self.trainer.optimizers if self._trainer else ():
-            cast(Any, optimizer).select(rows)
-        self._objectives = None
-        self.rows = [self.rows[row] for row in rows]
+            self._select_steps(optimizer, before, index)
         self.metrics = [self.metrics[row] for row in rows] if self.metrics else []
+
+    def _select_steps(self, optimizer: Optimizer, before: Sequence[slice], index: Tensor) -> None:
+        """Remove the state of all rows but these from an optimizer, whose groups had the rows in `before`."""
+        parameters = list(self.parameters())
+        for old, new, views in zip(before, self._groups, self._views or [parameters], strict=True):
+            kept = index[new] - old.start
+            for view, value in zip(views, parameters, strict=True):
+                for key, each in optimizer.state.get(view, {}).items():
+                    if isinstance(each, Tensor) and each.dim() > 0:
+                        optimizer.state[view][key] = each.index_select(0, kept)
+                if view is not value:
+                    view.data, view.grad = value.data[new], None
 
     def fill(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Replace all models by those of these members, with these weights."""
-        self.rows, self._objectives = list(weights), None
-        self.model.fill(list(weights.values()), [self._numbers[number] for number in self.rows])
+        self._set_rows(weights)
+        self.model.fill([weights[number] for number in self.rows], [self._numbers[number] for number in self.rows])
 
     def _texts(self) -> list[str]:
         """Return a text for each member of all that determines its training, beside its weights."""
@@ -180,24 +216,26 @@ class StackOfSeeds(Supervised):
         super().on_load_checkpoint(checkpoint)
 
 
-def _steps(each: Sequence[Member]) -> list[Any]:
-    """Return keys that are equal for members whose rows may have one optimizer."""
-    keys: list[Any] = []
-    for number, member in enumerate(each):
-        optimisation = member.optimisation
-        keys.append((spelled(optimisation), id(_called(optimisation.optimizer)), id(_called(optimisation.scheduler))))
-        if optimisation.on_plateau:  # each follows its own validation
-            keys[-1] += (number,)
-    return keys
+def _fused(make: Callable[..., Optimizer], parameters: Sequence[nn.Parameter]) -> Callable[..., Optimizer]:
+    """Return the optimizer with one kernel for each parameter, which takes a third of the time, if torch has it.
+
+    Many groups of few rows otherwise wait for Python. A stack whose rows share their settings keeps torch's default, as
+    a model alone has it.
+    """
+    fusible = _called(make) in FUSED and {value.device.type for value in parameters} <= {"cpu", "cuda"}
+    chosen = any(_sets(make, name) for name in ("fused", "foreach", "capturable", "differentiable"))
+    return partial(make, fused=True) if fusible and not chosen else make
 
 
-def _sorted(all_members: Sequence[Member]) -> list[int]:
-    """Return the numbers of the members, those with equal settings beside each other."""
-    first: dict[Any, int] = {}
-    keys = [(shape_of(member.objective), step) for member, step in zip(all_members, _steps(all_members), strict=True)]
-    for key in keys:
-        first.setdefault(key, len(first))
-    return sorted(range(len(keys)), key=lambda number: first[keys[number]])
+def _like(value: nn.Parameter) -> Tensor | None:
+    """Return the gradient in the layout of the parameter, as fused kernels read it without a check.
+
+    That of a CUDA graph may have other strides.
+    """
+    gradient = value.grad
+    if gradient is None or gradient.stride() == value.stride():
+        return gradient
+    return torch.empty_like(value, requires_grad=False).copy_(gradient)
 
 
 class Stacked(StackOfSeeds, Transductive):

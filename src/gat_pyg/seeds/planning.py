@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning import Trainer
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Batch, Data
 
 from ..distributed.ranks import rank_zero_print
@@ -20,12 +20,10 @@ from ..tasks.task import Task
 from ..training.loading import TaskData
 from ..training.signals import _interruptible
 from .member import Member
-from .memory import Peak, free_memory, out_of_memory
 from .module import Stacked, StackedInductive
 
 T = TypeVar("T")
 CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
-SHARE = 0.8  # of the free memory that a pass may take by the estimate
 VMAP = {  # parts of errors of torch.func.vmap, and what they mean
     ".item()": "it calls .item() on a tensor, which torch.func.vmap does not allow",
     "data-dependent control flow": "it branches on the values of a tensor, which torch.func.vmap does not allow",
@@ -34,24 +32,20 @@ VMAP = {  # parts of errors of torch.func.vmap, and what they mean
 }
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """The result of a trial: the reason that models cannot be stacked, or None, and a bound on a seed's memory."""
+class StackPlan(NamedTuple):
+    """The plan for training models as one: sparse features or not, and what a model saves for its backward pass."""
 
-    obstacle: str | None = None
-    bytes_per_seed: int = 0
+    sparse: bool
+    bytes_per_model: int
 
-    def seeds(self, device: torch.device, count: int, free: int | None = None) -> int:
-        """Return how many of `count` seeds to train at once: as many as fit in memory, in passes of equal size.
+    def size(self, device: torch.device, count: int) -> int:
+        """Return how many of `count` models to train at once, in passes of equal size; on a GPU, first try all.
 
-        >>> MemoryEstimate(bytes_per_seed=1000).seeds(torch.device("cpu"), 10, free=4_000)
-        3
+        >>> StackPlan(False, bytes_per_model=300 << 20).size(torch.device("cpu"), 10)
+        4
         """
-        free = free_memory(device) if free is None else free
-        budgets = [] if free is None else [int(SHARE * free)]
-        budgets += [CPU_BUDGET] if device.type == "cpu" else []
-        largest = min([count, *(budget // max(self.bytes_per_seed, 1) for budget in budgets)])
-        passes = -(-count // max(1, largest))
+        largest = max(1, CPU_BUDGET // max(self.bytes_per_model, 1)) if device.type == "cpu" else count
+        passes = -(-count // largest)
         return -(-count // passes)
 
 
@@ -68,28 +62,32 @@ def trainer_obstacle(trainer: Trainer) -> str | None:
 
 @_interruptible()
 def trial(
-    models: Sequence[nn.Module],
-    objective: Objective | Sequence[Objective],
-    data: Data,
-    device: torch.device | str = "cpu",
-) -> MemoryEstimate:
+    models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu"
+) -> int | str:
     """Try to train two or more models as a stack, on a graph that all splits share or a batch of graphs.
 
-    The objective is that of all models, or there is one for each of them.
+    Each output must be that of the model alone, and an epoch and a test must run.
 
-    Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
-    number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
+    Returns:
+        The bytes of the tensors that a step saves for its backward pass, divided by the number of models, or the reason
+        that the models cannot be stacked.
     """
     if members(models[0]).fit is not None:
-        return MemoryEstimate("it has a fit method of its own")
-    objectives = [objective] * len(models) if isinstance(objective, Objective) else objective
+        return "it has a fit method of its own"
     kind = StackedInductive if isinstance(data, Batch) else Stacked
     try:
-        module = kind(models, [Member(seed, each) for seed, each in enumerate(objectives)])
+        module = kind(models, [Member(seed, objective) for seed in range(len(models))])
     except ValueError as error:  # they differ in shape
-        return MemoryEstimate(str(error).removesuffix("."))
+        return str(error).removesuffix(".")
     except RuntimeError as error:  # lazy parameters
-        return MemoryEstimate(_vmap_failed(error))
+        return _vmap_failed(error)
+    saved: dict[int, int] = {}  # bytes by the address of the memory
+
+    def save(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
     try:
         module, data = module.to(device), data.clone().to(device)
         module.eval()
@@ -99,25 +97,19 @@ def trial(
                 alone = module._call_model(copy.deepcopy(model).to(device).eval(), data)
                 largest = float(alone.abs().nan_to_num(posinf=0.0).max())
                 if not torch.allclose(out, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
-                    return MemoryEstimate("its outputs in a stack differ from those of the model alone")
+                    return "its outputs in a stack differ from those of the model alone"
         module.begin_epoch(0, 0)
-        with Peak() as peak:
-            for _ in range(2):  # the first run also builds and compiles; its memory does not count
-                peak.start_over()
-                module.train()
-                module._loss(data)[0].backward()
-                module.zero_grad()
-                module.eval()
-                with torch.no_grad():
-                    for split in ("val", "test"):
-                        module._counts(data, split)
+        module.train()
+        with saved_tensors_hooks(save, lambda tensor: tensor):
+            loss, _ = module._loss(data)
+        loss.backward()
+        module.eval()
+        with torch.no_grad():
+            for split in ("val", "test"):
+                module._counts(data, split)
     except Exception as error:
-        if out_of_memory(error):
-            return MemoryEstimate(f"memory does not suffice for {len(models)} models")
-        return MemoryEstimate(_vmap_failed(error))
-    weights = sum(value.nbytes for value in module.model.weights().values())
-    # The parameters, Adam's two moments and the best weights.
-    return MemoryEstimate(None, (peak.bytes + 4 * weights) // len(models))
+        return f"memory does not suffice for {len(models)} models" if out_of_memory(error) else _vmap_failed(error)
+    return sum(saved.values()) // len(models)
 
 
 def _vmap_failed(error: Exception) -> str:
@@ -129,31 +121,16 @@ def _vmap_failed(error: Exception) -> str:
     return f"torch.func.vmap fails ({text.partition('. ')[0].removesuffix('.')[:300]})"
 
 
-class StackPlan(NamedTuple):
-    """The plan for training seeds as one: sparse features or not, and the memory of a seed."""
-
-    sparse: bool
-    memory: MemoryEstimate
-
-
 def plan_stack(
-    models: Sequence[nn.Module],
-    task: Task,
-    batch_size: int,
-    sparse: bool,
-    device: torch.device,
-    objective: Objective | Sequence[Objective] | None = None,
+    models: Sequence[nn.Module], task: Task, batch_size: int, sparse: bool, device: torch.device
 ) -> StackPlan | str:
-    """Plan to train models like these as one; return a sentence with the reason if that is impossible.
-
-    `objective` is as in `trial`, by default the task's.
-    """
+    """Plan to train models like these as one; return a sentence with the reason if that is impossible."""
     if task.objective.draws_pairs:
         return f"{task.name} draws other negative links for each seed"
-    memory = trial(models, objective or task.objective, _largest_batch(task, batch_size, sparse), device)
-    if memory.obstacle:
-        return f"{type(models[0]).__name__} cannot be stacked: {memory.obstacle}"
-    return StackPlan(sparse, memory)
+    result = trial(models, task.objective, _largest_batch(task, batch_size, sparse), device)
+    if isinstance(result, str):
+        return f"{type(models[0]).__name__} cannot be stacked: {result}"
+    return StackPlan(sparse, result)
 
 
 def most_different(settings: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -195,3 +172,11 @@ def in_passes(left: Callable[[], Sequence[T]], size: int, one_pass: Callable[[li
             size = -(-len(runs) // 2)
             rank_zero_print(f"Memory does not suffice for {len(runs)} runs at once: going on with {size}")
         gc.collect()  # a trainer and its module refer to each other, and so keep their memory
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if an error means that memory has run out, on a GPU or on the CPU."""
+    phrases = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
+    )

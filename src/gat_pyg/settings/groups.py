@@ -73,9 +73,9 @@ class Training:
     sparse: Annotated[bool | Literal["auto"], choice("auto", True, False), Mark.SPEED]
     compile: Annotated[bool, choice(True, False), Mark.SPEED]
     cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False), Mark.SPEED]
-    warmup: Annotated[int, whole(0), Mark.VARIES]
+    warmup: Annotated[int, whole(0)]
     gradient_clip_val: Annotated[float | None, CLIP, Mark.VARIES]
-    ema: Annotated[float | None, DECAY, Mark.VARIES]
+    ema: Annotated[float | None, DECAY]
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from ..runs.folder import (
 )
 from ..runs.process import check_gpus
 from ..runs.result import CONFIG, ERRICA, Result, settings_in
-from ..runs.stacked import grouped, stack_key
+from ..runs.stacked import stack_key
 from ..runs.task import build_task
+from ..seeds.member import grouped
 from ..settings.conf import VERSION_BASE, config_folder
 from ..settings.errors import message
 from ..settings.factory import ModelFactory

@@ -36,11 +36,12 @@ from ..runs.process import check_gpus, compiling_reported, exit_on_signal, keep_
 from ..runs.pruning import PrunedError, Pruner
 from ..runs.reference_scores import baselines_of
 from ..runs.sequential import one_run
-from ..runs.stacked import all_at_once, grouped, stack_key
+from ..runs.stacked import all_at_once, stack_key
 from ..runs.task import data_key, read_task, with_loss
 from ..runs.unused import check_effects
 from ..runs.warm_start import warn_of_overlap, with_earlier_model
 from ..runs.workers import seed_processes
+from ..seeds.member import grouped
 from ..settings.errors import message
 from ..settings.overrides import check_recipe, names_of
 from ..settings.settings import INTERNAL, Settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,14 +25,14 @@ class Average(Callback):
     is averaged alone: in a stack, this is the average of each model.
 
     Args:
-        decay: :math:`\beta`; or one for each model of a stack, of which 0 averages nothing.
+        decay: :math:`\beta`.
 
     Raises:
         ValueError: if the decay is not above 0 and below 1.
     """
 
-    def __init__(self, decay: float | Sequence[float]) -> None:
-        if isinstance(decay, (int, float)) and not 0 < decay < 1:
+    def __init__(self, decay: float) -> None:
+        if not 0 < decay < 1:
             raise ValueError(f"ema is {decay}, expected a number above 0 and below 1.")
         self.decay = decay
         self.values: list[Tensor] = []  # of parameters and buffers; none before the first step
@@ -55,12 +54,7 @@ class Average(Callback):
             return
         pairs = list(zip(self.values, weights, strict=True))
         floats = [pair for pair in pairs if pair[0].is_floating_point()]
-        if isinstance(self.decay, (int, float)):
-            get_ema_multi_avg_fn(self.decay)(*map(list, zip(*floats, strict=True)), 1)
-        else:
-            shares = 1 - torch.tensor(self.decay, dtype=torch.float64)
-            for value, weight in floats:
-                value.lerp_(weight, shares.view(-1, *[1] * (value.dim() - 1)).to(value.device, value.dtype))
+        get_ema_multi_avg_fn(self.decay)(*map(list, zip(*floats, strict=True)), 1)
         for value, weight in pairs:
             if not value.is_floating_point():
                 value.copy_(weight)
@@ -89,8 +83,6 @@ class Average(Callback):
     def select(self, rows: Tensor) -> None:
         """Remove all models of a stack but those of these rows."""
         self.values = [value.index_select(0, rows) for value in self.values]
-        if not isinstance(self.decay, (int, float)):
-            self.decay = [self.decay[row] for row in rows.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average, for the checkpoint."""

@@ -87,9 +87,13 @@ class Optimisation:
             )
         else:
             optimizer = _built(self.optimizer, [value for group in groups for value in group["params"]], lr=self.lr)
+        return optimizer, self.schedule(optimizer, max_epochs)
+
+    def schedule(self, optimizer: Optimizer, max_epochs: int | None = None) -> Schedule | None:
+        """Return the schedule of an optimizer's learning rates, if there is any; raise ValueError as `configure`."""
         if self.scheduler is None and not self.warmup:
-            return optimizer, None
-        return optimizer, Schedule(optimizer, self._scheduler(optimizer, max_epochs), self.warmup)
+            return None
+        return Schedule(optimizer, self._scheduler(optimizer, max_epochs), self.warmup)
 
     def _scheduler(self, optimizer: Optimizer, max_epochs: int | None) -> Any:
         if self.scheduler is None:
@@ -114,6 +118,8 @@ class Optimisation:
         """The reason that models with the sum of their losses would take other steps than each alone, or None."""
         if _called(self.optimizer) not in ELEMENTWISE:
             return f"{_name(self.optimizer)} is not known to act on each element of the weights alone"
+        if self.on_plateau:
+            return f"{_name(self.scheduler)} follows the validation of each model"
         return None
 
     @property
