@@ -117,7 +117,7 @@ def link_task(
             "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are "
             "sampled."
         )
-    ((graph,),) = labelled([[graph]], "edge_classification", name)
+    (graph,) = labelled([graph], [name], "edge_classification")
     (y,) = EdgeLabels.convert([graph.y], name)
     data = tidy(graph, y, split, name)
     data.pop("edge_label_attr", None)

@@ -309,7 +309,7 @@ def read_split(path: str | Path, count: int, name: str) -> dict[str, Tensor]:
     return masks_of([torch.from_numpy(parts[split].astype(np.int64)) for split in SPLITS], count)
 
 
-def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, Tensor], int] | None:
+def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[list[Tensor], int] | None:
     """Return the indices of the graphs of each split by their masks `[1]` or `[1, S]`, and S; None without masks.
 
     Raises:
@@ -345,7 +345,7 @@ def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, 
             raise ValueError(
                 f"{name}: {MASKS[first]} and {MASKS[second]} overlap in {common} graphs, expected none in common."
             )
-    return {key: part.nonzero().flatten() for key, part in zip(OGB_PARTS, parts, strict=True)}, count
+    return [part.nonzero().flatten() for part in parts], count
 
 
 def num_splits(data: Data, name: str) -> int:
@@ -361,9 +361,10 @@ def num_splits(data: Data, name: str) -> int:
     return next(iter(columns.values()), 1)
 
 
-def chosen_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
-    """Return the graphs of each split of a data set of OGB."""
-    return [[graphs[i] for i in index[part].tolist()] for part in OGB_PARTS]
+def parts_of_ogb(dataset: Any) -> list[Tensor] | None:
+    """Return the numbers of the rows of each split of a data set of OGB, None for another one."""
+    index = dataset.get_idx_split() if hasattr(dataset, "get_idx_split") else None
+    return None if index is None else [index[part] for part in OGB_PARTS]
 
 
 def check_classes(task: Task) -> None:
@@ -381,12 +382,6 @@ def check_classes(task: Task) -> None:
             f"(split.* in the command), make their labels unknown, or choose task={item}_regression if these are "
             "numbers to predict."
         )
-
-
-def add_masks(data: Data, index: Mapping[str, Tensor]) -> None:
-    """Add the split of a data set of OGB as masks."""
-    for key, mask in masks_of([index[part] for part in OGB_PARTS], len(data.y)).items():
-        data[key] = mask & any_known(data.y)
 
 
 def masks_of(parts: Sequence[Tensor], count: int) -> dict[str, Tensor]:

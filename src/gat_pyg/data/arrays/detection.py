@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from itertools import chain, islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,27 +23,31 @@ from .formats import as_tensor
 from .keys import READ
 
 
-def graph_names(raw: list[list[Any]], name: str) -> list[list[str]]:
-    """Return the names of graphs for messages: the number in the data set, or in each of the splits it comes in."""
-    if len(raw) == len(raw[0]) == 1:
-        return [[name]]
-    splits = [f"{split} " for split in SPLITS] if len(raw) == len(SPLITS) else [""]
+def graph_names(sizes: Sequence[int], name: str) -> list[str]:
+    """Return the names of graphs for messages: the number in the data set, or in each of the splits of these sizes."""
+    if [*sizes] == [1]:
+        return [name]
+    splits = [f"{split} " for split in SPLITS] if len(sizes) == len(SPLITS) else [""]
     return [
-        [f"{name}, {split}graph {number}" for number in range(len(graphs))]
-        for split, graphs in zip(splits, raw, strict=True)
+        f"{name}, {split}graph {number}" for split, size in zip(splits, sizes, strict=True) for number in range(size)
     ]
 
 
-def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Data]]:
+def labelled(graphs: Sequence[Any], names: Sequence[str], task: str | None) -> list[Data]:
     """Return copies of the graphs with tensors, and with the labels of their edges as y if these are to be predicted.
 
     A graph on its own without features gets the ids of its nodes as x.
 
+    Args:
+        graphs: the graphs.
+        names: the name of each graph in messages.
+        task: the task, or None.
+
     Raises:
         ValueError: if one is no `Data`, x, edge_index or y is missing, or the edge labels do not fit.
     """
-    names, is_single = list(chain(*graph_names(raw, name))), len(raw) == len(raw[0]) == 1
-    every = [plain(data, place, not is_single) for data, place in zip(chain(*raw), names, strict=True)]
+    is_single = len(graphs) == 1
+    every = [plain(data, place, not is_single) for data, place in zip(graphs, names, strict=True)]
     of_edges = _are_of_edges(every) if task is None else task.startswith("edge_")
     for key in ("edge_label", "edge_label_attr"):
         if of_edges and len({key in data for data in every}) > 1:
@@ -52,13 +56,12 @@ def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Dat
     for data, place in zip(every, names, strict=True):
         _take_edge_labels(data, of_edges, place)
     if is_single and _has_edges(every[0]) and every[0].x is None:
-        add_ids(every[0], name)
+        add_ids(every[0], names[0])
     for data, place in zip(every, names, strict=True):
         check_present(data, place)
     if not is_single and not of_edges and (task is None or task.startswith("graph_")):
         _check_rows(every, names)
-    rest = iter(every)
-    return [list(islice(rest, len(graphs))) for graphs in raw]
+    return every
 
 
 def plain(data: Any, where: str, is_one_of_many: bool = False) -> Data:
@@ -78,7 +81,7 @@ def plain(data: Any, where: str, is_one_of_many: bool = False) -> Data:
     return data
 
 
-def _check_rows(graphs: list[Data], names: list[str]) -> None:
+def _check_rows(graphs: Sequence[Data], names: Sequence[str]) -> None:
     """Raise ValueError if y `[K]` of each graph has neither a row for each node, nor for each edge, nor one row."""
     rows = {data.y.shape for data in graphs}
     if len(rows) > 1 or graphs[0].y.dim() != 1 or graphs[0].y.numel() < 2:

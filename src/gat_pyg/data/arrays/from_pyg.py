@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,21 +15,21 @@ from torch_geometric.data.data import BaseData
 
 from ...tasks.checks import check_graph
 from ...tasks.metrics import LINKS
-from ...tasks.objective import MASKS, SPLITS
+from ...tasks.objective import MASKS, SPLITS, any_known
 from ...tasks.objectives import TASKS
 from ...tasks.preparation import UNDIRECTED
 from ...tasks.task import Task
 from ..links import link_task
 from ..reader import Reader, Rows
 from ..splits import (
-    add_masks,
     check_classes,
-    chosen_graphs,
     draw_graphs,
     draw_masks,
     fold_graphs,
     masked_graphs,
+    masks_of,
     num_splits,
+    parts_of_ogb,
 )
 from ..tables.programs import as_coo
 from .batched_graphs import graphs_of
@@ -188,20 +188,20 @@ def from_dataset(
     raw = split_graphs(dataset, task, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
-    warn_if_rounded(list(chain(*raw)), name)
+    every, sizes = list(chain(*raw)), [*map(len, raw)]
+    where, is_single, is_split = graph_names(sizes, name), sizes == [1], len(sizes) == len(SPLITS)
+    warn_if_rounded(every, name)
     if task == LINKS:
         return link_task(raw, name, val, test, seed, split, transforms, disjoint)
     if disjoint:
         raise ValueError(f"{name}: disjoint={disjoint} is a share of links. Leave it out, or choose task={LINKS}.")
-    if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
+    if is_split and _are_of_links(raw) and not str(task).startswith("edge_"):
         raise ValueError(
             f"{name} has the three graphs of a RandomLinkSplit. Choose task={LINKS}, or task=edge_classification if "
             "edge_label has edge classes."
         )
-    raw = labelled(raw, task, name)
-    where, every = list(chain(*graph_names(raw, name))), list(chain(*raw))
-    is_single, in_time = len(raw) == len(every) == 1, is_series(the_graph(dataset))
-    masks = masked_graphs(every, split, name) if len(raw) == 1 and not is_single else None
+    every, in_time = labelled(every, where, task), is_series(the_graph(dataset))
+    masks = masked_graphs(every, split, name) if not is_split and not is_single else None
     count = masks[1] if masks is not None else num_splits(every[0], name) if is_single else 1
     kind = objective_class(every, task)
     column = split if is_single else None  # masks are of the nodes or edges of a single graph
@@ -215,36 +215,37 @@ def from_dataset(
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
-    if folds is not None and (len(raw) == 3 or is_single or in_time or masks is not None):
+    if folds is not None and (is_split or is_single or in_time or masks is not None):
         reason = "is a single graph" if is_single else "is a series" if in_time else "is split already"
         raise ValueError(
             f"{name}: folds={folds} divides a list of graphs with one label each, but this {reason}. Leave out folds "
             "(split.folds in the command)."
         )
     drawn: tuple[str, ...] = ()
-    of_ogb = getattr(dataset, "get_idx_split", None)
-    if len(raw) == 3:
+    published = masks[0] if masks is not None else parts_of_ogb(dataset)
+    if is_split:
         rest = iter(every)
-        parts = [list(islice(rest, len(graphs))) for graphs in raw]
+        parts = [list(islice(rest, size)) for size in sizes]
     elif is_single:
         check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
-        if of_ogb is not None:
-            add_masks(every[0], of_ogb())
+        if published is not None:
+            known = any_known(every[0].y)
+            every[0].update({key: mask & known for key, mask in masks_of(published, len(known)).items()})
         drawn = draw_masks(every[0], objective, per_class, val, test, seed, name)
         parts = [every, every, every]
     elif folds is not None:
         parts, count = fold_graphs(every, folds, fold, seed, name)
         drawn = ("folds", "fold", "seed") if isinstance(folds, int) else ("folds", "fold")
-    elif masks is not None or of_ogb is not None:
-        parts = chosen_graphs(every, masks[0] if masks is not None else cast(Any, of_ogb)())
+    elif published is not None:
+        parts = [[every[number] for number in part.tolist()] for part in published]
     else:
         parts = draw_graphs(every, val, test, None if in_time else seed, name)
         drawn = ("val", "test") if in_time else ("val", "test", "seed")
     names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
-    train_graphs, val_graphs, test_graphs = parts
     named = {id(data): place for data, place in zip(every, where, strict=True)}
     position = {id(data): number for number, data in enumerate(every)}
     numbers = {split: [position[id(data)] for data in graphs] for split, graphs in zip(SPLITS, parts, strict=True)}
+    train_graphs, val_graphs, test_graphs = parts
     return Task(
         name,
         train_graphs,
