@@ -66,12 +66,7 @@ def wide(leaves: Tensors) -> Tensors:
 
 
 def compare(
-    place: Place,
-    graph: Graph | Edges,
-    leaves: Tensors,
-    direction: Tensor,
-    truth_by: str = "reference",
-    **options: Any,
+    place: Place, graph: Graph | Edges, leaves: Tensors, direction: Tensor, truth_by: str = "reference", **options: Any
 ) -> Tensors:
     """Compare output and every gradient with those of a plain backend in float64; return them."""
     edges = graph if isinstance(graph, Edges) else place.edges(graph)

@@ -29,26 +29,10 @@ from gat_pyg.graph import adjacency
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import rows
-from tests.attention.comparisons import (
-    FOLDERS,
-    answer,
-    assert_same,
-    direction_of,
-    spy,
-)
+from tests.attention.comparisons import FOLDERS, answer, assert_same, direction_of, spy
 from tests.graphs import BIPARTITE, RANDOM, random
 from tests.laws import assert_close, edges_of, moved
-from tests.scores import (
-    ADDITIVE,
-    CONSTANT,
-    DOT_EDGES,
-    GATV2_EDGES,
-    SCORES,
-    Tensors,
-    call,
-    leaves_of,
-    score_of,
-)
+from tests.scores import ADDITIVE, CONSTANT, DOT_EDGES, GATV2_EDGES, SCORES, Tensors, call, leaves_of, score_of
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 LAYERS |= {name: partial(GATConv, mechanism=name) for name in MECHANISMS if name != "additive"}

@@ -14,18 +14,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 from gat_pyg import philox
 from gat_pyg.graph.edges import Edges
 from gat_pyg.philox import keep_mask
-from tests.attention.comparisons import (
-    NUMBA,
-    compare,
-    direction_of,
-)
+from tests.attention.comparisons import NUMBA, compare, direction_of
 from tests.graphs import Graph
 from tests.laws import assert_close
-from tests.scores import (
-    ADDITIVE,
-    SCORES,
-    leaves_of,
-)
+from tests.scores import ADDITIVE, SCORES, leaves_of
 
 PAIRS = [names for names in SCORES if "x_dst" in names]
 weekly = pytest.mark.weekly

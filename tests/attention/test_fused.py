@@ -45,16 +45,7 @@ from tests.attention.comparisons import (
 )
 from tests.graphs import BATCH, BIPARTITE, EMPTY, ISOLATED, LOOPS, RANDOM, ZOO, Graph, random
 from tests.laws import assert_close, edges_of
-from tests.scores import (
-    ADDITIVE,
-    CONSTANT,
-    DOT_EDGES,
-    GATV2_EDGES,
-    SCORES,
-    SHAPES,
-    call,
-    leaves_of,
-)
+from tests.scores import ADDITIVE, CONSTANT, DOT_EDGES, GATV2_EDGES, SCORES, SHAPES, call, leaves_of
 
 weekly = pytest.mark.weekly
 

@@ -40,10 +40,7 @@ KERNELS = {
         "_forward_kernel",
         "x x_dst key query_edge edge_attr ptr src perm out out_edge lse",
     ),
-    "backward": (
-        "_backward_kernel",
-        "grad x score_src score_dst lse mean ptr dst grad_x grad_src",
-    ),
+    "backward": ("_backward_kernel", "grad x score_src score_dst lse mean ptr dst grad_x grad_src"),
     "backward, dropout and long rows": (
         "_backward_kernel",
         f"grad x score_src score_dst lse g ptr dst place seed dropout_ids grad_x {CHUNKS}",
@@ -66,10 +63,7 @@ KERNELS = {
         "_backward_dst_kernel",
         "grad grad_out_edge x x_dst key query_edge edge_attr out lse weights ptr src perm grad_x_dst sums_edge",
     ),
-    "backward of src, product with keys": (
-        "_backward_src_kernel",
-        "grad x_dst weights ptr dst place grad_x grad_key",
-    ),
+    "backward of src, product with keys": ("_backward_src_kernel", "grad x_dst weights ptr dst place grad_x grad_key"),
     "backward of src, product": ("_backward_src_kernel", "grad x_dst weights ptr dst place grad_x"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
@@ -77,7 +71,7 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
     "backward of dst, GATv2 with dropout": (
         "_backward_dst_kernel",
         "grad x x_dst att out lse weights signs ptr src seed dropout_ids grad_x_dst grad_att",
-    ),
+    )
 }
 OF_X = {"x", "x_dst", "key", "att", "lin", "edge_attr", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "grad_key"}
 OF_X |= {"values", "weight"}
@@ -164,12 +158,8 @@ def test_edges_whose_loop_would_pass_int32_are_refused() -> None:
 # backward pass by dst takes at most 244 of the 255 registers with Triton 3.7.1, or 168 and a few more in local memory,
 # for which more programs fit; 3.6.0 takes all and needs a few more, as it does for stacks of 32 channels with dropout.
 SPILLS = {
-    "3.9.0": {
-        ("backward of dst, GATv2 with features", 90, 4, 256, "fp32"): 6,
-    },
-    "3.8.0": {
-        ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 4,
-    },
+    "3.9.0": {("backward of dst, GATv2 with features", 90, 4, 256, "fp32"): 6},
+    "3.8.0": {("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 4},
     "3.7.1": {
         ("backward of dst, GATv2", 90, 3, 32, "bf16"): 4,
         ("backward of dst, GATv2 with dropout", 90, 8, 8, "fp32"): 6,

@@ -43,12 +43,7 @@ from tests.attention.comparisons import (
 )
 from tests.graphs import BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph
 from tests.laws import SIZES, assert_close, edges_of
-from tests.scores import (
-    ADDITIVE,
-    GATV2,
-    SCORES,
-    leaves_of,
-)
+from tests.scores import ADDITIVE, GATV2, SCORES, leaves_of
 
 weekly = pytest.mark.weekly
 
@@ -190,19 +185,7 @@ def test_wide_ids(names: str, place: Place) -> None:
 # --- Offsets beyond 2^31. ---
 
 BY_NODE = {"x", "a", "scores", "s", "d", "x_dst", "grad", "out", "out_plus", "lse", "mass_plus", "stats", "delta"}
-BY_NODE |= {
-    "grad_key",
-    "key",
-    "p",
-    "out_u",
-    "grad_out_u",
-    "grad_p",
-    "grad_x",
-    "grad_s",
-    "grad_d",
-    "grad_dst",
-    "sums",
-}
+BY_NODE |= {"grad_key", "key", "p", "out_u", "grad_out_u", "grad_p", "grad_x", "grad_s", "grad_d", "grad_dst", "sums"}
 BY_ID = {"src", "dst", "row", "slot"}
 
 

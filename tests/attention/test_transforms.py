@@ -164,11 +164,7 @@ def test_vmap_over_edge_lists_is_refused(name: str, loops: bool) -> None:
 
 # Forward mode -------------------------------------------------------------------------------------------------------
 
-OPTIONS = [
-    {},
-    {"heads": 2, "edge_dim": 3},
-    {"heads": 2, "concat": False, "residual": True, "add_self_loops": False},
-]
+OPTIONS = [{}, {"heads": 2, "edge_dim": 3}, {"heads": 2, "concat": False, "residual": True, "add_self_loops": False}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -14,27 +14,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 from gat_pyg import philox
 from gat_pyg.attention import Additive, attend
 from gat_pyg.graph.edges import Edges
-from tests.attention.comparisons import (
-    EVERYWHERE,
-    FOLDERS,
-    MEMORY,
-    Place,
-    answer,
-    direction_of,
-    in_mode,
-)
+from tests.attention.comparisons import EVERYWHERE, FOLDERS, MEMORY, Place, answer, direction_of, in_mode
 from tests.graphs import BIPARTITE, COMPLETE
 from tests.laws import assert_close, edges_of
-from tests.scores import (
-    ADDITIVE,
-    CONSTANT,
-    GATV2,
-    GATV2_EDGES,
-    SCORES,
-    Tensors,
-    call,
-    leaves_of,
-)
+from tests.scores import ADDITIVE, CONSTANT, GATV2, GATV2_EDGES, SCORES, Tensors, call, leaves_of
 
 weekly = pytest.mark.weekly
 

@@ -164,43 +164,43 @@ class _AttendBackward(torch.autograd.Function):
     @each_cotangent
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, seed, p, *operands = saved_arguments(ctx)
-        present = [at for at, operand in enumerate(operands) if operand is not None]
 
         def first(grad: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            results = _backward_by_segments(ctx.call, grad, seed, p, *_spread(present, values, len(operands)))
-            return tuple(results[at] for at in present)
+            return tuple(_present(_backward_by_segments(ctx.call, grad, seed, p, *_spread(values, operands))))
 
-        values = [operands[at] for at in present]
-        outer = [torch.zeros_like(operands[at]) if grads[at].numel() == 0 else grads[at] for at in present]
-        pull: Any = torch.func.vjp(first, grad, *values)[1]
+        outer = [
+            torch.zeros_like(x) if g.numel() == 0 else g for x, g in zip(operands, grads, strict=True) if x is not None
+        ]
+        pull: Any = torch.func.vjp(first, grad, *_present(operands))[1]
         of_grad, *of_values = pull(tuple(outer))
-        of_operands = _spread(present, of_values, len(operands))
-        return None, of_grad, None, None, *of_operands, *(None for _ in range(ctx.unused))
+        return None, of_grad, None, None, *_spread(of_values, operands), *(None for _ in range(ctx.unused))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
         return each_model(_AttendBackward, info.batch_size, in_dims, args, x=4)
 
 
-def _spread(present: Sequence[int], values: Sequence[Tensor], length: int) -> list[Any]:
-    """Return the values at the positions `present` of a list, None elsewhere."""
-    result: list[Tensor | None] = [None] * length
-    for at, value in zip(present, values, strict=True):
-        result[at] = value
-    return result
+def _present(operands: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the operands that are not None."""
+    return [operand for operand in operands if operand is not None]
+
+
+def _spread(values: Sequence[Tensor], operands: Sequence[Any]) -> list[Any]:
+    """Return the values in the places of the operands that are not None: the inverse of `_present`."""
+    each = iter(values)
+    return [None if operand is None else next(each) for operand in operands]
 
 
 def _backward_by_segments(
     call: _Call, grad: Tensor, seed: Tensor | None, p: float | Tensor, *operands: Tensor | None
 ) -> list[Any]:
     """The gradients of x and the operands by `segment`, differentiable any number of times; None stays None."""
-    present = [at for at, operand in enumerate(operands) if operand is not None]
 
     def forward(*values: Tensor) -> Tensor:
-        return _by_segments(call, seed, p, *_spread(present, values, len(operands)))
+        return _by_segments(call, seed, p, *_spread(values, operands))
 
-    pull: Any = torch.func.vjp(forward, *(operands[at] for at in present))[1]
-    return _spread(present, pull(grad), len(operands))
+    pull: Any = torch.func.vjp(forward, *_present(operands))[1]
+    return _spread(pull(grad), operands)
 
 
 def _by_segments(
@@ -257,8 +257,7 @@ _TAGS = (torch.Tag.cudagraph_unsafe,)
 def _attend_for_compiler(operation: Operation, keeps: bool) -> list[Tensor]:
     x, score, edges, edge_weight, seed, dropout = operation
     saves_output, operands = _saves_output(operation), (x, edge_weight, *score.operands)
-    present = [operand is not None for operand in operands]
-    tensors = [operand for operand in operands if operand is not None]
+    present, tensors = [operand is not None for operand in operands], _present(operands)
     p, number = (dropout, 0.0) if isinstance(dropout, Tensor) else (None, dropout)
     numbers, name = [number, *score.values], type(score).__name__
     return _attend_op(tensors, present, seed, p, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)  # type: ignore[no-any-return]
@@ -276,8 +275,7 @@ def _unpack(
 ) -> tuple[_Call, list[Any]]:
     """Return the call, and its arguments: the seed, p, x, the edges' weights and all operands."""
     call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), saves_output)
-    operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
-    return call, [seed, numbers[0] if p is None else p, *operands]
+    return call, [seed, numbers[0] if p is None else p, *_spread(tensors, [there or None for there in present])]
 
 
 @torch.library.custom_op("gat_pyg::attend", mutates_args=(), tags=_TAGS)

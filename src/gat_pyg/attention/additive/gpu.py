@@ -118,22 +118,7 @@ def _forward_kernel(
 
     b_mass = total_mass(b_mass)
     store_attended(
-        p_out,
-        p_lse,
-        p_chunks,
-        p_chunks_h,
-        b_top,
-        b_mass,
-        b_out,
-        i_row,
-        i_h,
-        o_hc,
-        m_h,
-        m_hc,
-        is_whole,
-        is_chunk,
-        H,
-        C,
+        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
     )
     if p_out_plus is not None:
         b_out_plus /= b_mass[:, None]
@@ -466,13 +451,7 @@ class _Backward(NamedTuple):
         """Launch the pass over O and O+."""
         num_dst, tile = self.edges.num_dst, tile_for(self.models, self.heads, channels, self.edges.num_dst)
         _mean_kernel[(-(-num_dst // tile.edges), -(-self.heads // tile.heads))](
-            grad,
-            *operands,
-            num_dst,
-            self.slope,
-            **stack_arguments(self.models, self.heads),
-            C=channels,
-            **tile.blocks,
+            grad, *operands, num_dst, self.slope, **stack_arguments(self.models, self.heads), C=channels, **tile.blocks
         )
 
     def segment_mean(self, g: Tensor, mean: Tensor | None, grad_dst: Tensor | None) -> None:

@@ -28,17 +28,7 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import (
-    alpha,
-    attend,
-    forward_pass,
-    leaky,
-    load_edges,
-    of_rows,
-    store_attended,
-    store_edges,
-    total_mass,
-)
+from ..steps.gpu import alpha, attend, forward_pass, leaky, load_edges, of_rows, store_attended, store_edges, total_mass
 from . import Dot
 from .gpu_edges import (
     Operands,
@@ -146,22 +136,7 @@ def _forward_kernel(
 
     b_mass = total_mass(b_mass)
     store_attended(
-        p_out,
-        p_lse,
-        p_chunks,
-        p_chunks_h,
-        b_top,
-        b_mass,
-        b_out,
-        i_row,
-        i_h,
-        o_hc,
-        m_h,
-        m_hc,
-        is_whole,
-        is_chunk,
-        H,
-        C,
+        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
     )
     if p_out_edge is not None:
         o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd

@@ -10,16 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from .cache import inline
-from .vector import (
-    I32,
-    I64,
-    address,
-    indices,
-    masked_load,
-    pointer,
-    splat_value,
-    width_of,
-)
+from .vector import I32, I64, address, indices, masked_load, pointer, splat_value, width_of
 
 DRAWN = 16  # calls of the random generator that are made at once
 

@@ -15,14 +15,7 @@ from .rows import all_models, edge_id, offset, stack_arguments
 
 @triton.jit
 def draw(
-    p_seed,
-    i_edge,
-    threshold,
-    keep_scale,
-    models,
-    EACH: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    p_seed, i_edge, threshold, keep_scale, models, EACH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr
 ):
     """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
 
