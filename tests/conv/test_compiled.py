@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from gat_pyg import GATConv, GATv2Conv
-from tests.conv.test_draws import LAYERS, C, D, F, H, normal
+from tests.conv.test_draws import LAYERS, NAMES, C, D, F, H, normal
 from tests.graphs import BATCH, LOOPS, RANDOM, Graph
 from tests.laws import assert_close
 
-KINDS = [*LAYERS, "constant", "dot", "gatv2", "cosine"]  # layers, and mechanisms of GATConv
+KINDS = [*LAYERS, *NAMES]  # layers, and mechanisms of GATConv
 
 
 def weekly(*values: Any) -> Any:

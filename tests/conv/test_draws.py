@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from gat_pyg import GATConv, GATv2Conv, TransformerConv, accelerate
+from gat_pyg.conv import mechanisms
 from tests.graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, ZOO, Graph
 from tests.laws import TOLERANCE, assert_close
 
@@ -31,7 +32,8 @@ class Negative(nn.Module):
         return score if edge_attr is None else score + edge_attr.sum(-1, keepdim=True)
 
 
-MECHANISMS: dict[str, Any] = {name: name for name in ("constant", "dot", "gatv2", "cosine")} | {"own": Negative()}
+NAMES = [name for name in mechanisms.MECHANISMS if name != "additive"]
+MECHANISMS: dict[str, Any] = {name: name for name in NAMES} | {"own": Negative()}
 KINDS = [*LAYERS, *MECHANISMS]  # layers, and mechanisms of GATConv that PyG does not have
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.explain import Explainer, GNNExplainer, PGExplainer
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, PGExplainer
 
 import gat_pyg
 from gat_pyg import TransformerConv
@@ -166,57 +166,53 @@ class Explained(torch.nn.Module):
         return out if self.level == "node" else out.mean(0, keepdim=True)
 
 
-def gnn_explainer(explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
-    explainer = Explainer(
-        explained,
-        GNNExplainer(epochs=5),
-        explanation_type="model",
-        node_mask_type="attributes",
-        edge_mask_type="object",
-        model_config={"mode": "multiclass_classification", "task_level": level, "return_type": "raw"},
-    )
-    target = {"index": 3} if level == "node" else {}
-    explanation = explainer(x, index, edge_attr=edge_attr, **target)
-    return [explanation.edge_mask, explanation.node_mask]
-
-
-def pg_explainer(explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
-    algorithm = PGExplainer(epochs=3).double()
+def masks_by(algorithm: Any, explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
+    """The masks that an algorithm of PyG gives for a node or the graph."""
+    is_trained = isinstance(algorithm, PGExplainer)
     explainer = Explainer(
         explained,
         algorithm,
-        explanation_type="phenomenon",
+        explanation_type="phenomenon" if is_trained else "model",
+        node_mask_type="attributes" if isinstance(algorithm, GNNExplainer) else None,
         edge_mask_type="object",
         model_config={"mode": "multiclass_classification", "task_level": level, "return_type": "raw"},
     )
-    options: dict[str, Any] = {"target": torch.zeros(len(x) if level == "node" else 1, dtype=torch.long)}
-    options |= {"edge_attr": edge_attr} | ({"index": 3} if level == "node" else {})
-    for epoch in range(3):
-        algorithm.train(epoch, explained, x, index, **options)
-    return [explainer(x, index, **options).edge_mask]
+    options: dict[str, Any] = {"edge_attr": edge_attr} | ({"index": 3} if level == "node" else {})
+    if is_trained:
+        options["target"] = torch.zeros(len(x) if level == "node" else 1, dtype=torch.long)
+        for epoch in range(3):
+            algorithm.train(epoch, explained, x, index, **options)
+    explanation = explainer(x, index, **options)
+    return [explanation[key] for key in ("edge_mask", "node_mask") if explanation.get(key) is not None]
+
+
+EXPLAINERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "attention": (AttentionExplainer, "node"),
+    "GNNExplainer": (lambda: GNNExplainer(epochs=5), "node"),
+    "PGExplainer": (lambda: PGExplainer(epochs=3).double(), "graph"),
+}
 
 
 @every_layer
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")  # of PyG's PGExplainer
-@pytest.mark.parametrize(("explain", "level"), [(gnn_explainer, "node"), (pg_explainer, "graph")])
-def test_explanations_are_those_of_pygs_layers(
-    name: str, level: str, explain: Callable[..., list[Tensor]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("explainer", EXPLAINERS)
+def test_explanations_are_those_of_pygs_layers(name: str, explainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask of the edges is an edge weight, so the layers run the operation and not PyG's message passing."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the layer ran PyG's message passing")
 
-    monkeypatch.setattr(LAYERS[name], "_by_messages", refuse)
+    if explainer != "attention":  # which reads what the messages are weighted by
+        monkeypatch.setattr(LAYERS[name], "_by_messages", refuse)
     x, index, edge_attr = inputs(RANDOM)
     index = torch.cat([index, torch.arange(3).expand(2, -1)], 1)  # with loops, which are replaced
     edge_attr = torch.cat([edge_attr, normal(3, D)])
-    masks = []
+    (algorithm, level), masks = EXPLAINERS[explainer], []
     for layers in (pyg, gat_pyg):
         torch.manual_seed(0)
         explained = Explained(getattr(layers, name), level).double()
         torch.manual_seed(1)
-        masks.append(explain(explained, x, index, edge_attr, level))
+        masks.append(masks_by(algorithm(), explained, x, index, edge_attr, level))
     for ours, theirs in zip(masks[1], masks[0], strict=True):
         assert theirs.std() > 1e-3
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-6)
