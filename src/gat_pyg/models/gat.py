@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any, cast
 
@@ -15,14 +14,13 @@ from torch_geometric.nn.resolver import activation_resolver
 from ..conv.checks import check_names, check_probability
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
-from ..conv.mechanisms import scored_by_layer
 from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
 from ..features.linear import Linear
 from ..graph.layers import arguments, graph_norms, is_reversed, mixes_nodes
 from ..graph.subgraph import first_edges
-from ..paper.authors import AUTHORS, AuthorsConv
 from .block import Block, Graphs, build_norm, degrees_of, normalised
+from .layers import builder, check_is_of_one_layer, shape
 from .mlp import head
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
@@ -35,7 +33,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ppi": {**_PPI, "residual": (False, True, False)},
     "const_ppi": {**_PPI, "residual": (False, True, False), "mechanism": "constant"},
 }
-CONVS: dict[str, type[nn.Module]] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 JK = ("last", "cat", "max", "lstm")
 _OF_BLOCKS = [name for name, each in signature(Block).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
 
@@ -129,20 +126,19 @@ class GAT(nn.Module):
         super().__init__()
         check_names(kwargs, type(self), *self.passes_to)
         to_out = out_channels is not None and jk is None and head_layers is None  # the last layer is the output layer
-        widths, heads, residual = _shape(hidden_channels, heads, residual, num_layers, to_out, bool(pre_linear))
+        widths, heads, residual = shape(hidden_channels, heads, residual, num_layers, to_out, bool(pre_linear))
         if to_out:
             widths.append(cast(int, out_channels))
         of_blocks = {name: kwargs.pop(name) for name in _OF_BLOCKS if name in kwargs}
-        of_norms = {name: of_blocks[name] for name in ("norm", "norm_kwargs") if name in of_blocks}
         norm_first, has_inner = of_blocks.get("norm_first", False), of_blocks.get("feed_forward") is not None
         initial = of_blocks.get("initial_residual")
-        build = _builder(conv, mechanism, edge_dim, reproduction, kwargs)
+        build = builder(conv, mechanism, edge_dim, reproduction, kwargs)
         for name, value, count in (
             ("mechanism", mechanism, len(widths)),
-            ("norm", of_norms.get("norm"), len(widths) - to_out + norm_first + has_inner),
+            ("norm", of_blocks.get("norm"), len(widths) - to_out + norm_first + has_inner),
             *((name, value, len(widths)) for name, value in kwargs.items()),
         ):
-            _check_is_of_one_layer(name, value, count)
+            check_is_of_one_layer(name, value, count)
         if reproduction and (pre_linear or symmetric_norm or (input_dropout, attention_dropout) != (None, None)):
             raise ValueError(
                 f"reproduction={reproduction} uses the authors' layer, which has one dropout, no pre_linear and no "
@@ -170,9 +166,6 @@ class GAT(nn.Module):
         self.convs, self.norms, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         first = in_channels
         for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
-            p = dropout if layer else self.input_dropout
-            if reproduction or (has_inner if layer else pre_linear):  # it acts elsewhere
-                p = 0.0
             hidden = not to_out or layer < len(widths) - 1
             width = widths[layer] = C * H if hidden else C
             if hidden and initial is not None and width != first:
@@ -184,14 +177,38 @@ class GAT(nn.Module):
             if conv != "transformer":  # a transformer layer has root_weight
                 options["residual"] = skip is True
             self.convs.append(build(in_channels, C, **options, **kwargs))
-            plain = {"act": None, "feed_forward": None, "separate_self": False, "initial_residual": None}
-            options = of_blocks if hidden else {**of_blocks, **plain}
-            self.blocks.append(Block(in_channels, width, skip, dropout, p, **options))
-            normed = in_channels if norm_first else width
-            self.norms.append(build_norm(normed, **of_norms) if hidden or norm_first else nn.Identity())
+            self._add_block(in_channels, width, skip, hidden, of_blocks)
             in_channels = width
 
+        self._add_head(widths, out_channels, jk, head_layers, to_out, of_blocks)
+
+    def _add_block(
+        self, in_channels: int, width: int, skip: bool | str, hidden: bool, options: Mapping[str, Any]
+    ) -> None:
+        """Add what surrounds the layer that was added last; an output layer has no activation and no inner part."""
+        layer, norm_first = len(self.blocks), options.get("norm_first", False)
+        p = self.dropout if layer else self.input_dropout
+        has_inner = options.get("feed_forward") is not None
+        if self.reproduction or (has_inner if layer else self.pre_linear is not None):  # it acts elsewhere
+            p = 0.0
+        plain = {"act": None, "feed_forward": None, "separate_self": False, "initial_residual": None}
+        of_block = options if hidden else {**options, **plain}
+        self.blocks.append(Block(in_channels, width, skip, self.dropout, p, **of_block))
+        normed = in_channels if norm_first else width
+        self.norms.append(build_norm(normed, **_of_norms(options)) if hidden or norm_first else nn.Identity())
+
+    def _add_head(
+        self,
+        widths: Sequence[int],
+        out_channels: int | None,
+        jk: str | None,
+        head_layers: int | None,
+        to_out: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Add what follows the layers: jumping knowledge, the last norm, and the maps to the outputs."""
         self.jk = self.lin = None
+        width = widths[-1]
         if jk is not None:
             if jk not in JK or (jk in ("max", "lstm") and len(set(widths)) > 1):
                 raise ValueError(
@@ -200,14 +217,14 @@ class GAT(nn.Module):
                 )
             self.jk = None if jk == "last" else JumpingKnowledge(jk, width, len(widths))
             width = sum(widths) if jk == "cat" else width
-        if norm_first and not to_out:
-            self.norms.append(build_norm(width, **of_norms))
+        if options.get("norm_first", False) and not to_out:
+            self.norms.append(build_norm(width, **_of_norms(options)))
         self.supports_norm_batch = any("batch" in arguments(norm) for norm in self.norms)
         if out_channels is None and head_layers is not None:
             raise ValueError(f"head_layers is {head_layers}, but the network returns embeddings: out_channels is None.")
         if out_channels is not None and not to_out:
             num_maps = 1 if head_layers is None else head_layers
-            self.lin = head(width, out_channels, num_maps, dropout, of_blocks.get("act", "elu"))
+            self.lin = head(width, out_channels, num_maps, self.dropout, options.get("act", "elu"))
         self.out_channels = width if out_channels is None else out_channels
 
     @classmethod
@@ -377,86 +394,6 @@ class GAT(nn.Module):
         return torch.cat([self._combined([out[i].to(device) for out in outputs]).to(embedding_device) for i in rows])
 
 
-def _check_is_of_one_layer(name: str, value: Any, count: int) -> None:
-    """Raise ValueError for a module with parameters or buffers as the argument of several layers, which share it."""
-    if count > 1 and isinstance(value, nn.Module) and [*value.parameters(), *value.buffers()]:
-        advice = "Pass its class, or a function that builds one" if name in ("mechanism", "norm") else "Build one"
-        raise ValueError(
-            f"{name} is one {type(value).__name__} for {count} layers, which would share its parameters. {advice} for "
-            f"each layer{' (in a config, _partial_: true beside _target_)' if name in ('mechanism', 'norm') else ''}."
-        )
-
-
-def _builder(
-    conv: str,
-    mechanism: Any,
-    edge_dim: int | None,
-    reproduction: bool | Sequence[str],
-    kwargs: dict[str, Any],
-) -> Callable[..., nn.Module]:
-    """Return a function that builds a layer of the network."""
-    if reproduction:
-        more = kwargs.keys() - {"negative_slope"}
-        if edge_dim is not None or not scored_by_layer(mechanism) or more or conv != "gat":
-            raise ValueError(
-                f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
-                "and no further options."
-            )
-        details = [reproduction] if isinstance(reproduction, str) else AUTHORS if reproduction is True else reproduction
-        return partial(AuthorsConv, mechanism=mechanism, of_authors=details)
-    if conv not in CONVS:
-        raise ValueError(f"conv is {conv!r}, expected one of {', '.join(CONVS)}.")
-    if conv == "gat":
-        return partial(GATConv, mechanism=mechanism, edge_dim=edge_dim)
-    if mechanism != "additive":
-        raise ValueError(f"mechanism is {mechanism!r}, which {CONVS[conv].__name__} does not have. Use conv='gat'.")
-    return partial(CONVS[conv], edge_dim=edge_dim)
-
-
-def _shape(
-    hidden_channels: Sequence[int] | int,
-    heads: Sequence[int] | int,
-    residual: Sequence[bool | str] | bool | str,
-    num_layers: int | None,
-    to_out: bool,
-    pre_linear: bool,
-) -> tuple[list[int], list[int], list[bool | str]]:
-    """Return C of each hidden layer, and H and the skip connection of each layer, the output layer's last."""
-    if isinstance(hidden_channels, int):
-        if num_layers is None:
-            raise ValueError(
-                f"hidden_channels is {hidden_channels}, expected a list with one entry per hidden layer, "
-                f"[{hidden_channels}], or num_layers beside it."
-            )
-        hidden_channels = [hidden_channels] * (num_layers - to_out)
-    depth = len(hidden_channels) + to_out
-    if depth == 0 or num_layers not in (None, depth):
-        raise ValueError(
-            f"num_layers is {num_layers}, but hidden_channels and out_channels are of {depth} layers, expected the "
-            "same number, at least 1. Give hidden_channels and heads as one number each."
-        )
-    if pre_linear and not hidden_channels:
-        raise ValueError("pre_linear is a map to the width of the first hidden layer, but there is none.")
-    if isinstance(heads, int) and num_layers is not None:
-        heads = [heads] * depth
-    for skip in [residual] if isinstance(residual, int | str) else residual:
-        if skip not in (True, False, "identity", "linear"):
-            raise ValueError(f"residual is {skip!r}, expected True, False, 'identity' or 'linear'.")
-    if isinstance(residual, bool | str):
-        first = 0 if pre_linear or residual == "linear" else 1
-        if residual and depth - to_out <= first:
-            layers = "hidden layer" + " after the first" * first
-            raise ValueError(
-                f"residual is {residual}, a skip connection for each {layers}, but there is no such layer. "
-                f"Name the layers: residual={[True] + [False] * (depth - 1)}."
-            )
-        residual = [residual if first <= layer < depth - to_out else False for layer in range(depth)]
-    for name, value in (("heads", heads), ("residual", residual)):
-        if isinstance(value, int):
-            raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")
-        if len(value) != depth:
-            entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
-            layers = f"each of the {len(hidden_channels)} hidden layers" + " and one for the output layer" * to_out
-            raise ValueError(f"{name} has {entries}, expected {depth}: one for {layers}.")
-    skips = ["identity" if skip == "identity" else bool(skip) for skip in residual]  # 1 and "linear" are True
-    return list(hidden_channels), list(cast(Sequence[int], heads)), skips
+def _of_norms(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `build_norm` among those of a block."""
+    return {name: options[name] for name in ("norm", "norm_kwargs") if name in options}
