@@ -28,7 +28,7 @@ from ..graph.remembered import _outside, is_traced
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
-from .autograd_node import LayerNode, Plan
+from .autograd_node import Grads, LayerNode, Plan
 from .checks import check_call, check_features, check_names, check_options, full_size, graph_size, refuse_matrix
 from .loops import features_with_loops, replace_loops, weights_with_loops
 from .mechanisms import ONE_END, is_affine
@@ -289,7 +289,7 @@ class AttentionConv(MessageConv):
             out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
         return out
 
-    def _after_back(self, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+    def _after_back(self, out: Tensor, grad: Tensor, grads: Grads) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""
         if grads.needs.get("bias"):
             grads["bias"] = grad.sum(0)

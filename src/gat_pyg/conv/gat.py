@@ -21,6 +21,7 @@ from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..kernels.device import has_gpu_kernels, load_kernels
+from .autograd_node import Grads
 from .base import AttentionConv
 from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, per_head, unrounded
 from .messages import Ends
@@ -273,7 +274,7 @@ class GATConv(AttentionConv):
             return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
-    def _before_back(self: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:
+    def _before_back(self: Any, z: Tensor, score: Score, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
         H, C, x = self.heads, self.out_channels, grads.tensors["x"]
         grad, of_src, of_dst, of_edge = of["x"], of["score_src"], of["score_dst"], of["score_edge"]

@@ -14,7 +14,9 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, Size
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
+from ..attention.pair import GATv2
 from ..attention.score import Score
+from .autograd_node import Grads
 from .base import AttentionConv
 from .mechanisms import dynamic_score, gatv2_score, glorot_linear
 from .messages import Ends
@@ -119,7 +121,7 @@ class GATv2Conv(AttentionConv):
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         return gatv2_score(self, ends[1], edge_attr)
 
-    def _before_back(self: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
+    def _before_back(self: Any, x_l: Tensor, score: GATv2, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
         grads.of_linear(of.pop("x").flatten(1), "x", "lin_l")  # freed before the next
         grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")

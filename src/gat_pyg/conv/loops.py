@@ -78,7 +78,7 @@ def features_with_loops(
     return torch.cat([edge_attr, fill[:num_loops]])
 
 
-def _is_summed_by_kernel(edge_attr: Tensor, fill_value: Any) -> bool:
+def _is_summed_by_kernel(edge_attr: Tensor, fill_value: float | Tensor | str) -> bool:
     """Return True if a compiled kernel can reduce the features of edges: on a CPU, and without a gradient."""
     return (
         isinstance(fill_value, str)
@@ -94,7 +94,12 @@ def _is_summed_by_kernel(edge_attr: Tensor, fill_value: Any) -> bool:
 
 
 def _loop_features(
-    edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_value: Any, graph: Tensor, has_loops: bool
+    edge_index: Tensor,
+    edge_attr: Tensor,
+    num_nodes: int,
+    fill_value: float | Tensor | str,
+    graph: Tensor,
+    has_loops: bool,
 ) -> Tensor:
     """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
 

@@ -126,7 +126,7 @@ class CosineSimilarity(nn.Module):
 class Mechanism(NamedTuple):
     """A mechanism by name: a module, or a score that the layer computes itself, with or without attention vectors."""
 
-    build: Callable[..., nn.Module] | None = None  # from heads, out_channels, edge_dim, negative_slope
+    build: Callable[..., nn.Module] | None = None  # arguments: heads, out_channels, edge_dim, negative_slope
     vectors: bool = False
 
 
@@ -160,7 +160,7 @@ def build_mechanism(
             "edge_dim": edge_dim,
             "negative_slope": negative_slope,
         }
-        bound = getattr(mechanism, "keywords", {})  # of functools.partial
+        bound = getattr(mechanism, "keywords", {})  # a functools.partial has some
         taken = [name for name in inspect.signature(mechanism).parameters if name in options and name not in bound]
         mechanism = mechanism(**{name: options[name] for name in taken})
     if isinstance(mechanism, nn.Module):

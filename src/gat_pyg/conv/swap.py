@@ -140,7 +140,7 @@ def _become(layer: Any, cls: type) -> None:
     state.update({name: fresh[name] for name in (*added, *OF_THE_CLASS)})
     if added:
         layer._added = added
-    state.pop("propagate", None)  # of the former class; set by `explain`
+    state.pop("propagate", None)  # the former class's, set by `explain`
     layer._explain = None
     layer.explain = explain
     former, new = (PygLinear, Linear) if isinstance(layer, AttentionConv) else (Linear, PygLinear)

@@ -18,7 +18,7 @@ from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
 from ..philox import drops
-from .autograd_node import side_by_side
+from .autograd_node import Grads, side_by_side
 from .base import AttentionConv
 from .mechanisms import per_head
 from .messages import Ends
@@ -182,7 +182,7 @@ class TransformerConv(AttentionConv):
             return Dot(query, key)
         return Dot(query, key, edge_attr, per_head(self.lin_edge, self.heads))
 
-    def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+    def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Grads) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""
         H, C, of_skip = self.heads, self.out_channels, grad
         if self.lin_beta is not None:
@@ -199,7 +199,7 @@ class TransformerConv(AttentionConv):
             grads.of_linear(of_skip, grads.end, "lin_skip")
         return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
 
-    def _before_back(self: Any, value: Tensor, score: Any, of: Any, grads: Any) -> None:
+    def _before_back(self: Any, value: Tensor, score: Dot, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
         if score.edge_attr is not None:
             grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)

@@ -45,7 +45,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
             f"data is a {type(data).__name__}, expected a graph: torch_geometric.data.Data(x=x, edge_index=edge_index)."
         )
 
-    requested: list[bool] = []  # by the model itself, in the calls that have not returned
+    requested: list[bool] = []  # stack of open calls: did the model ask for weights?
 
     def request(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         call = inspect.signature(module.forward).bind(*args, **kwargs)

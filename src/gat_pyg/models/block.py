@@ -104,7 +104,7 @@ class Block(nn.Module):
         self.norm_first, self.separate_self, self.initial_residual = norm_first, separate_self, initial_residual
         self.act: Callable[[Tensor], Tensor] = nn.Identity() if act is None else activation_resolver(act)
         self.feed_forward: MLP | None = None
-        self.norm: nn.Module | None = None  # of the feed-forward part, if the attention has its own
+        self.norm: nn.Module | None = None  # the feed-forward part's, if the attention has its own
         if feed_forward is not None:
             width = out_channels + separate_self * in_channels
             self.feed_forward = MLP([width, feed_forward * out_channels, out_channels], dropout, act or "elu")

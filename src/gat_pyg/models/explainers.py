@@ -23,7 +23,7 @@ OF_EDGES = ("edge_attr", "edge_weight")  # arguments of a model with a row for e
 class _Algorithm(ExplainerAlgorithm):  # type: ignore[misc]
     """An algorithm with a mask of the edges."""
 
-    mask_types: tuple[MaskType | None, ...] = (None,)  # of nodes
+    mask_types: tuple[MaskType | None, ...] = (None,)  # masks of nodes that it computes
 
     def supports(self) -> bool:
         """Return True if the algorithm has the masks of nodes that the `Explainer` is configured with."""

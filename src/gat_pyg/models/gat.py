@@ -297,7 +297,7 @@ class GAT(nn.Module):
                 f"expected edges of at least {hops} hops, one per layer{of_degrees}, and nodes of one hop more."
             )
         degrees = self._degrees(edge_index, x.size(-2))
-        if edges and degrees is not None:  # for which alone the last hop was sampled
+        if edges and degrees is not None:  # the last hop was sampled for the degrees alone
             nodes.pop(), edges.pop()
         graphs = (batch, batch_size) if self.supports_norm_batch else None
         x = initial = self._entered(x)

@@ -41,7 +41,7 @@ class OfEdges(OfNodes):
                 f"{where}: edge_label_attr has shape {tuple(features.shape)}, expected ({self.size(data)}, D), a row "
                 "for each pair of edge_label_index."
             )
-        super().check(data, where)  # type: ignore[safe-super]  # of the labels
+        super().check(data, where)  # type: ignore[safe-super]  # checks the labels
 
     def complete(self, data: Data) -> None:
         """Make the edges the pairs, and their features those of the pairs, unless the graph has others."""

@@ -130,7 +130,7 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
                 start["rng"] = 0
             solver = AddLaplacianEigenvectorPE(k, None, is_undirected=True, **start)
             solver.SPARSE_THRESHOLD = max(DENSE, k + 2)  # `eigsh` cannot compute all of them
-            with torch.random.fork_rng(devices=[]):  # which draws signs
+            with torch.random.fork_rng(devices=[]):  # the solver draws signs
                 encoding[:, :k] = solver(graph).x
             encoding *= _signs(encoding)
         result: Data = add_node_attr(data, encoding.to(torch.get_default_dtype()))

@@ -90,7 +90,7 @@ class Binary(CrossEntropy):
             tensor(2.0794)
         """
         known = self.known(y)
-        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else float64 logits are rounded to float32
+        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # float64 logits stay float64
         if self.pos_weight is None and not _is_set(self.label_smoothing, self.focal):
             return F.binary_cross_entropy_with_logits(out, true, weight=known.to(out.dtype), reduction="sum")
         z = _wide(out)

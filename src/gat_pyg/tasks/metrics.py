@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:  # the command's help and the report use the table without torch
     from torch import Tensor
 
-Measure: TypeAlias = "Callable[[Tensor, Tensor], float]"  # of all predictions [n, K] and their labels
+Measure: TypeAlias = "Callable[[Tensor, Tensor], float]"  # arguments: all predictions [n, K] and their labels
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Metric:
 
     name: str
     title: str
-    digits: int  # after the decimal point
+    digits: int  # number of digits after the decimal point
     unit: str = ""
     constant: str = "the best constant prediction"  # description of the prediction behind `constant_score`
     lower: bool = False  # True if lower scores are better
@@ -167,7 +167,7 @@ AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, "", _ANY
 MAE = Metric("mae", "MAE", 3, lower=True)
 RMSE = Metric("rmse", "RMSE", 3, lower=True)
 R2 = Metric("r2", "R²", 3)
-STD_MAE = Metric("std_mae", "standardised MAE", 3, lower=True)  # of targets in units of their standard deviation
+STD_MAE = Metric("std_mae", "standardised MAE", 3, lower=True)  # targets in units of their standard deviation
 STD_RMSE = Metric("std_rmse", "standardised RMSE", 3, lower=True)
 MRR = Metric("mrr", "MRR", 3, "", _ANY)
 HITS = [Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY) for k in (20, 50, 100)]

@@ -28,8 +28,8 @@ class Members(NamedTuple):
     penalty: Callable[[Tensor, Data], Tensor] | None = None  # a term of the loss
     fit: Callable[[Data], None] | None = None  # fits the model in one call, without epochs
     inference: Callable[..., Tensor] | None = None  # computes the output layer by layer from a loader
-    inner_inputs: Inputs | None = None  # of the model inside, to which `**options` of the forward are passed
-    preparation: Preparation | None = None  # of a trained run, as is the objective
+    inner_inputs: Inputs | None = None  # arguments that `**options` passes to the model inside
+    preparation: Preparation | None = None  # set by load(run_dir), as is the objective
     objective: Objective | None = None
     returns_predictions: bool = False  # True if the output is that of `objective.predictions`
 
@@ -47,7 +47,7 @@ def members(model: nn.Module) -> Members:
         True
     """
     names = [name for name in Members._fields if hasattr(model, name)]
-    if isinstance(uncompiled(model), BasicGNN):  # whose method accepts only PyG's own loader
+    if isinstance(uncompiled(model), BasicGNN):  # its `inference` accepts only PyG's own loader
         names.remove("inference")
     return Members(**{name: getattr(model, name) for name in names})
 

@@ -13,7 +13,7 @@ from ..graph.remembered import remembered
 from ..graph.subgraph import mask_to_index
 
 DENSE = 10_000  # nodes up to which a mask of all pairs finds the negative ones, faster than searching the known ones
-TRIES = 3  # as in PyG
+TRIES = 3  # PyG's number
 
 
 class NonLinks:
@@ -41,7 +41,7 @@ class NonLinks:
         if sides is not None:
             self.sides = src, dst = (sides == 0).nonzero()[:, 0], (sides == 1).nonzero()[:, 0]
             self.size = src.numel(), dst.numel()
-            number = torch.empty_like(sides)  # of each node within its side
+            number = torch.empty_like(sides)  # numbers of the nodes within their side
             number[src], number[dst] = (torch.arange(size, device=sides.device) for size in self.size)
             known = number[torch.where(sides[known[0]] == 0, known, known.flip(0))]
         ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=sides is not None)

@@ -15,7 +15,7 @@ from .nodes import NodeLabels, NodeMultiLabels
 from .objective import Objective
 from .targets import EdgeTargets, GraphTargets, NodeTargets
 
-OBJECTIVES: tuple[type[Objective], ...] = (  # for each item in the order in which labels are recognised
+OBJECTIVES: tuple[type[Objective], ...] = (  # order within an item: the first that recognises the labels
     *(NodeTargets, NodeMultiLabels, NodeLabels),
     *(EdgeTargets, EdgeMultiLabels, EdgeLabels),
     *(GraphTargets, GraphMultiLabels, GraphLabels),

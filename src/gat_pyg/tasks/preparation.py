@@ -74,7 +74,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     in_channels: int  # F
     edge_dim: int | None  # D, or None without edge features
     class_names: tuple[str, ...] | None = None
-    transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
+    transforms: tuple[Mapping[str, Any], ...] = ()  # each class's name and arguments, in order of application
     row_sum: tuple[float, float] | None = None  # 1 % and 99 % quantiles of the training rows' absolute sums
     num_nodes: int | None = None  # N, if the only feature is the id of a node
     encoding: Mapping[str, Any] | None = None  # the name of the class, an `Encoding`, and its arguments

@@ -98,7 +98,7 @@ class Targets(Objective):
                 shape = tuple(labels.shape)
                 raise ValueError(f"{where}: y has shape {shape}, expected (N,) or (N, K), K targets per row.")
         columns = [labels if labels.dim() == 2 else labels[:, None] for labels in y]
-        same = len({labels.size(1) for labels in columns}) == 1  # else the check of each graph refuses them
+        same = len({labels.size(1) for labels in columns}) == 1  # if not, the check of each graph refuses them
         dtype = torch.float64 if same and rounded_columns(columns) else torch.float32
         return [labels.to(dtype) for labels in columns]
 
@@ -131,7 +131,7 @@ class Targets(Objective):
             tensor(4.)
         """
         known = self.known(y)
-        wide = torch.promote_types(out.dtype, y.dtype)  # else float64 outputs are compared with rounded targets
+        wide = torch.promote_types(out.dtype, y.dtype)  # or float64 outputs would meet rounded targets
         standard = self.outputs(y.to(wide)).to(torch.promote_types(out.dtype, torch.float32))
         error = torch.where(known, out - standard, 0.0)
         return _LOSSES[self.error or ("mae" if self.metric.name.endswith("mae") else "mse")](error).sum()

@@ -58,10 +58,10 @@ class Task:
     num_splits: int = field(default=1, repr=False)  # splits or folds of the data set; the task has one of them
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
     split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
-    graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # for messages, by id(graph)
+    graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # names in messages, by id(graph)
     source: Mapping[str, Any] | None = field(default=None, repr=False)  # as in Preparation
     notes: tuple[str, ...] = field(default=(), repr=False)  # on how the data were read, which the command prints
-    numbers: Mapping[Split, Sequence[int]] | None = field(default=None, repr=False)  # of each graph in the data set
+    numbers: Mapping[Split, Sequence[int]] | None = field(default=None, repr=False)  # graphs' positions in the data set
     encoding: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # as in Preparation
 
     @cached_property

@@ -35,7 +35,7 @@ class Average(Callback):
         if not 0 < decay < 1:
             raise ValueError(f"ema is {decay}, expected a number above 0 and below 1.")
         self.decay = decay
-        self.values: list[Tensor] = []  # of parameters and buffers; none before the first step
+        self.values: list[Tensor] = []  # averages of parameters and buffers; none before the first step
         self._steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -61,7 +61,7 @@ class ManyGraphs(Loading):
     def __init__(self, task: Task, batch_size: int, seed: int) -> None:
         super().__init__(task)
         self.batch_size, self.seed = batch_size, seed
-        self._batches: dict[tuple[Any, ...], Batch] = {}  # of graphs with the edges of the first one, by size
+        self._batches: dict[tuple[Any, ...], Batch] = {}  # batches of graphs that share edges, by size
 
     def train(self, trainer: Trainer | None) -> Loader[Any]:
         """Return this process's share of the graphs of each step, in an order determined by seed and epoch."""
@@ -289,7 +289,7 @@ class Parts(Subgraphs):
         return -(-self.part.numel() * min(self.batch_size, self.num_parts) // self.num_parts)
 
 
-def moved(batch: Any, trainer: Trainer | None, device: torch.device) -> Any:
+def moved(batch: Data | NodeLoader, trainer: Trainer | None, device: torch.device) -> Any:
     """Move a batch to the device, in the trainer's precision if it is not float32, as in "64-true".
 
     A graph that needs no change stays the same object, so that cached results stay valid.

@@ -44,7 +44,7 @@ class Clusters:
         src, dst = position[data.edge_index.long()]
         self._e_id = dst.argsort(stable=True)  # [E], edge ids sorted by dst
         self._src, self._dst = src[self._e_id], dst[self._e_id]
-        size = int(part.max()) + 2  # with the empty part
+        size = int(part.max()) + 2  # + 1 for the empty part
         self._nodes = index2ptr(self._part, size)  # [size + 1], the first node of each part
         self._edges = index2ptr(self._part[self._dst], size)  # [size + 1], the first in-edge of each part
 

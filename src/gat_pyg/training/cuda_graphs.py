@@ -46,7 +46,7 @@ class CudaGraphs:
     def reset(self) -> None:
         """Release all CUDA graphs."""
         self._repeated: dict[str, _Repeated] = {}
-        self._gradients: Sequence[Tensor | None] | None = None  # of the last training step, if it was a replay
+        self._gradients: Sequence[Tensor | None] | None = None  # those of the last training step, if it was a replay
         self._failed = False  # True after a failed capture: this fit does not try again
 
     def check(self, module: Supervised) -> None:

@@ -64,7 +64,7 @@ class Supervised(LightningModule):
         self.optimisation = optimisation
         self._inspect_model(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
-        self._num_labels: Tensor | None = None  # of the batches accumulated so far
+        self._num_labels: Tensor | None = None  # labels in the batches accumulated so far
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the logits of a split's rows, and their labels."""

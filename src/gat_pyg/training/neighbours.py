@@ -131,7 +131,7 @@ def draw(rowptr: Tensor, nodes: Tensor, num: int) -> tuple[Tensor, Tensor]:
     degree = rowptr[nodes + 1] - begin
     size = degree if num < 0 else degree.clamp(max=num)
     target = torch.repeat_interleave(size)
-    offset = torch.arange(target.numel()) - (size.cumsum(0) - size)[target]  # of an edge among its node's edges
+    offset = torch.arange(target.numel()) - (size.cumsum(0) - size)[target]  # position among the edges of its node
     if num >= 0:
         many = (degree > num).nonzero().view(-1)
         sample = torch.empty(many.numel(), num, dtype=torch.long)

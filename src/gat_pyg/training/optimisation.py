@@ -156,7 +156,7 @@ class Schedule(LRScheduler):
     def __init__(self, optimizer: Optimizer, scheduler: Any = None, warmup: int = 0) -> None:
         self.optimizer, self.scheduler, self.warmup = optimizer, scheduler, warmup
         self.epoch = 0
-        self.rates = self._rates()  # of each group, without the warm-up
+        self.rates = self._rates()  # rate of each group, without the warm-up
         self._warm_up()
 
     @property
@@ -190,7 +190,7 @@ class Schedule(LRScheduler):
         factor = min(1.0, (self.epoch + 1) / self.warmup) if self.warmup else 1.0
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        self._last_lr = self._rates()  # for `get_last_lr`
+        self._last_lr = self._rates()  # read by `get_last_lr`
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for the checkpoint; the optimizer's own state has the current learning rates."""
@@ -207,7 +207,7 @@ class Schedule(LRScheduler):
 def _built(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return make(*args, **kwargs)
-    except Exception as error:  # of any class that a user names
+    except Exception as error:  # a user may name any class
         raise ValueError(f"{_name(make)} cannot be used: {' '.join(str(error).split())}") from error
 
 

@@ -44,7 +44,7 @@ class Shares(DistributedSampler[Data]):
     def __init__(self, graphs: Sequence[Any], batch_size: int, rank: int, world: int, seed: int) -> None:
         super().__init__(graphs, world, rank, seed=seed)  # type: ignore[arg-type]
         self.num_graphs = len(graphs)
-        self.batch_size = batch_size  # of all processes together
+        self.batch_size = batch_size  # size of a step of all processes together
         self.each = -(-batch_size // world)
         self.generator = torch.Generator()  # draws the seeds of a loader's workers
         self.set_epoch(0)
