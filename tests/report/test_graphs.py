@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,7 +20,6 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
 import gat_pyg.report.figures.graphs
-import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import digits, from_dataset
 from gat_pyg.models import Encoded, Readout
@@ -29,8 +27,9 @@ from gat_pyg.report.__main__ import main
 from gat_pyg.report.figures.graphs import graph_figure, sheet_figure
 from gat_pyg.report.figures.molecules import molecule_of, picture
 from gat_pyg.report.figures.positions import graph_layout
-from gat_pyg.runs.result import Result, append, read
+from gat_pyg.settings.hashing import MODEL
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
+from tests.report.samples import at, one, write_lines
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
 ATOMS = torch.tensor([[5, 4, 5, 3], [5, 3, 5, 0], [7, 1, 5, 0], [6, 4, 6, 3]])
@@ -49,6 +48,12 @@ def acetamide() -> Data:
 def model(K: int = 1) -> nn.Module:
     torch.manual_seed(0)
     return Readout(Encoded(GAT(8, [4], K, heads=[2, 1], edge_dim=8), 8, [10] * 9, [4] * 3)).eval()
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of molecules have few pixels, which are quickly drawn."""
+    monkeypatch.setattr(gat_pyg.report.figures.graphs, "_DPI", 50)
 
 
 @pytest.fixture
@@ -275,24 +280,21 @@ def test_few_graphs_are_drawn_once() -> None:
 def test_the_command_draws_the_graphs_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs = [data for split in ("train", "val", "test") for data in task("quantity").graphs(split)]
-    file, out = tmp_path / "acetamides.pt", tmp_path / "out"
-    torch.save([graphs[:8], graphs[8:12], graphs[12:]], file)
-    settings = ["dataset=file", f"dataset.path={file}", "+model.encoder=8", "training.max_epochs=1"]
-    small = ["model.hidden_channels=[4]", "model.heads=[2,1]", f"outputs={out}"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, *small])
-    gat_pyg.run.main()
-    (result,) = read(out / "results.jsonl")
-    append(replace(result, metric="mae"), out / "results.jsonl")
-    assert main([str(out / "results.jsonl"), "--out", str(out), "--graphs"]) == 0
+    monkeypatch.setattr("gat_pyg.report.write.load", lambda run: model())
+    monkeypatch.setattr("gat_pyg.runs.build.task_of", lambda run: task("quantity"))
+    (tmp_path / MODEL).touch()
+    metrics = ("rmse", "mae")
+    lines = at(one("GAT", "acetamides", 1.0, 0, metric, run_dir=str(tmp_path), item="graph") for metric in metrics)
+    path, out = write_lines(tmp_path / "results.jsonl", lines), tmp_path / "out"
+    assert main([str(path), "--out", str(out), "--graphs"]) == 0
     paths, stdout = sorted(out.glob("graphs-*.svg")), capsys.readouterr().out
     assert [path.name for path in paths] == ["graphs-GAT-acetamides-rmse.svg", "graphs-GAT-acetamides.svg"]
     assert all(path.name in stdout and ElementTree.parse(path).getroot().tag.endswith("svg") for path in paths)
 
 
 def test_the_command_needs_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    append(Result("A", "digits", "accuracy", 80.0, 0, 9, 8, 80.0, 1.0, 0.1, 10, item="graph"), tmp_path / "r.jsonl")
-    assert main([str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "none"), "--graphs"]) == 1
+    path = write_lines(tmp_path / "r.jsonl", at([one("A", "digits", item="graph")]))
+    assert main([str(path), "--out", str(tmp_path / "none"), "--graphs"]) == 1
     assert "with attention on graph labels" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 

@@ -27,13 +27,16 @@ from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 
 
-def page_of(path: Path, **options: Any) -> tuple[str, dict[str, Any], Attended]:
+def page_of(path: Path, title: str | None = None, **options: Any) -> tuple[str, dict[str, Any], Attended]:
     data = data_of(ISOLATED)
-    attention_page(model(), data, path, layout=layout(data), **options)
+    if "label" in options:
+        data.y = torch.stack([data.y == k for k in range(3)], 1).float()
+    attention_page(model(), data, path, layout=layout(data), title=title, **options)
     text = path.read_text(encoding="utf-8")
-    return text, content_of(text), Attended.of(model(), data)
+    return text, content_of(text), Attended.of(model(), data, **options)
 
 
 def content_of(text: str) -> dict[str, Any]:
@@ -47,8 +50,10 @@ def array(text: str, dtype: str) -> Tensor:
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype).astype(np.float64))
 
 
-def test_the_page_holds_every_number(tmp_path: Path) -> None:
-    _, content, attended = page_of(tmp_path / "page.html")
+@pytest.mark.parametrize("options", [{}, {"class_names": ["a", "b", "c"], "label": 1}], ids=["classes", "one label"])
+def test_the_page_holds_every_number(options: dict[str, Any], tmp_path: Path) -> None:
+    _, content, attended = page_of(tmp_path / "page.html", **options)
+    assert content["classes"] == attended.class_names and len(content["colours"]) == len(attended.class_names)
     assert array(content["y"], "<i2").tolist() == attended.y.tolist()
     assert array(content["prediction"], "<i2").tolist() == attended.prediction.tolist()
     assert len(content["lists"]) == 1  # both layers have the same edges
@@ -74,15 +79,6 @@ def test_uniform_attention_of_a_hub_is_one_time_uniform(tmp_path: Path) -> None:
         alpha = (array(layer["alpha"], "<u2").view(layer["heads"], -1) / SCALE).square()
         times = alpha * dst.bincount(minlength=N)[dst]
         assert ((times - 1).abs() < 2e-3).all()
-
-
-def test_one_label_of_several(tmp_path: Path) -> None:
-    data = data_of(ISOLATED)
-    data.y = torch.stack([data.y == 0, data.y == 1, data.y == 2], 1).float()
-    attention_page(model(), data, tmp_path / "page.html", layout=layout(data), class_names=["a", "b", "c"], label=1)
-    content = content_of((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert content["classes"] == ["without b", "with b"] and len(content["colours"]) == 2
-    assert array(content["y"], "<i2").tolist() == data.y[:, 1].tolist()
 
 
 def test_the_page_is_self_contained_and_escapes_texts(tmp_path: Path) -> None:
@@ -136,17 +132,28 @@ def console_of(page: Path, folder: Path, window: str) -> list[str]:
     return messages
 
 
+HELPERS = """
+  const tell = value => console.log("VALUE" + JSON.stringify(value));
+  const set = (id, value, event = "change") => { $(id).value = value; $(id).dispatchEvent(new Event(event)); };
+  const painted = then => { const timer = setInterval(() => {
+    if (document.body.dataset.state !== "painted" || !picture) return;
+    clearInterval(timer);
+    then();
+  }, 20); };
+"""
+
+
 def evaluated(page: Path, script: str, folder: Path, window: str = "1200,900") -> Any:
     """The value that a script at the end of the page reports by `tell(value)`; the console must have nothing else."""
-    tell = 'const tell = value => console.log("VALUE" + JSON.stringify(value));'
-    text = page.read_text(encoding="utf-8").replace("</body>", f"<script>{{{tell}{script}}}</script></body>")
+    script = f"<script>{{{HELPERS}{script}}}</script></body>"
+    text = page.read_text(encoding="utf-8").replace("</body>", script)
     page.write_text(text, encoding="utf-8")
     lines = console_of(page, folder, window)
     assert len(lines) == 1 and lines[0].startswith("VALUE"), lines
     return json.loads(lines[0].removeprefix("VALUE"))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@browser
 def test_the_card_of_a_node_shows_its_coefficients(tmp_path: Path) -> None:
     """The pointer is put on node 2, which attends to itself, 0 and 4; then on a single head of the first layer."""
     path = tmp_path / "page.html"
@@ -156,15 +163,12 @@ def test_the_card_of_a_node_shows_its_coefficients(tmp_path: Path) -> None:
       const at = i => Object.fromEntries(["clientX", "clientY"].map((key, axis) => [key, seenAt(i)[axis]]));
       const look = i => { canvas.dispatchEvent(new PointerEvent("pointermove", at(i))); return $("card").innerText; };
       const values = [look(2)];
-      $("head").value = 1;
-      $("head").dispatchEvent(new Event("change"));
+      set("head", 1);
       values.push($("card").innerText, look(5), $("caption").innerText);
-      const wait = setInterval(() => {
-        if (document.body.dataset.state !== "painted" || !picture) return;
-        clearInterval(wait);
+      painted(() => {
         const pixels = front.getImageData(0, 0, canvas.width, canvas.height).data;
         tell([...values, pixels.some(value => value > 0)]);
-      }, 20);
+      });
     """
     mean, single, alone, caption, painted = evaluated(path, script, tmp_path / "browser")
     assert painted
@@ -179,7 +183,8 @@ def test_the_card_of_a_node_shows_its_coefficients(tmp_path: Path) -> None:
     assert alone.startswith("Node 5\n") and "5 (itself)" in alone and "\t1.00\t1.00\t1.000" in alone
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.weekly
+@browser
 def test_the_strongest_edges_are_not_those_of_small_neighbourhoods(tmp_path: Path) -> None:
     data = data_of(RANDOM)
     path = attention_page(model(), data, tmp_path / "page.html", layout=layout(data))
@@ -187,8 +192,7 @@ def test_the_strongest_edges_are_not_those_of_small_neighbourhoods(tmp_path: Pat
       const {postMessage} = worker, sent = {};
       worker.postMessage = data => { Object.assign(sent, data); };
       choose();
-      $("share").value = 10;
-      $("share").dispatchEvent(new Event("input"));
+      set("share", 10, "input");
       const pairs = Array.from(sent.order.subarray(0, drawn), pair => [sent.ends[2 * pair], sent.ends[2 * pair + 1]]);
       tell([pairs, $("shown").innerText]);
     """
@@ -202,33 +206,28 @@ def test_the_strongest_edges_are_not_those_of_small_neighbourhoods(tmp_path: Pat
     assert set(summed.topk(len(pairs_shown)).indices.tolist()) != set(strongest.indices.tolist())
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.weekly
+@browser
 def test_finding_a_node_centres_it_and_fades_the_rest(tmp_path: Path) -> None:
     """An id out of range is reported."""
     path = tmp_path / "page.html"
     page_of(path)
     script = """
-      const find = value => { $("find").value = value; $("find").dispatchEvent(new Event("change")); };
-      find(6);
+      set("find", 6);
       const values = [$("missing").hidden, $("missing").innerText, $("card").hidden];
-      const wait = (then) => { const timer = setInterval(() => {
-        if (document.body.dataset.state !== "painted" || !picture) return;
-        clearInterval(timer);
-        then();
-      }, 20); };
       const opaque = () => {  // of a copy: a browser warns of reading the same canvas twice
         const {width, height} = canvas, copy = new OffscreenCanvas(width, height).getContext("2d");
         copy.drawImage(canvas, 0, 0);
         const {data} = copy.getImageData(0, 0, width, height);
         return data.reduce((most, value, at) => at % 4 === 3 ? Math.max(most, value) : most, 0);  // opacities
       };
-      wait(() => {
+      painted(() => {
         const before = opaque();
-        find(5);  // it has no neighbours, so all else is the faded picture
+        set("find", 5);  // it has no neighbours, so all else is the faded picture
         const [x, y] = seenAt(5);
         const name = $("card").innerText.split("\\n")[0];
         values.push($("missing").hidden, name, x - (innerWidth + beside()) / 2, y - innerHeight / 2);
-        wait(() => {
+        painted(() => {
           front.clearRect(x - 20, y - 20, 40, 40);
           tell([...values, before, opaque()]);
         });
@@ -240,7 +239,8 @@ def test_finding_a_node_centres_it_and_fades_the_rest(tmp_path: Path) -> None:
     assert before > 200 and after < 60
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.weekly
+@browser
 def test_a_narrow_window_shows_a_node_with_its_neighbours_and_zooms(tmp_path: Path) -> None:
     """Finding a node closes the panel; the node, its neighbours and its card are visible, and two fingers zoom."""
     path = tmp_path / "page.html"
@@ -250,8 +250,7 @@ def test_a_narrow_window_shows_a_node_with_its_neighbours_and_zooms(tmp_path: Pa
         canvas.dispatchEvent(new PointerEvent(type, {pointerId, clientX, clientY}));
       const closed = !$("panel").open;
       $("panel").open = true;
-      $("find").value = 2;
-      $("find").dispatchEvent(new Event("change"));
+      set("find", 2);
       const box = $("card").getBoundingClientRect(), end = innerHeight - below();
       const inside = neighbours(2).every(({j}) => {
         const [x, y] = seenAt(j);

@@ -261,11 +261,11 @@ def _chosen(settings: Settings, candidates: Mapping[str, Job], folder: Path) -> 
     return cells
 
 
-def cells_of(experiment: str) -> list[Settings]:
+def cells_of(experiment: str, *overrides: str) -> list[Settings]:
     """Return the settings of the cells of an experiment, each for all of its splits."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder()), **VERSION_BASE):
-        settings = Settings.parse(compose("config", [f"experiment={experiment}"]))
+        settings = Settings.parse(compose("config", [f"experiment={experiment}", *overrides]))
         return [*_methods_by_datasets(settings, Invocation(Path(), False, experiment, ())).values()]
 
 
