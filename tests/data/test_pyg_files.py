@@ -21,9 +21,7 @@ from gat_pyg.data import Task, digits, from_dataset, from_file, links, planted
 from gat_pyg.data.arrays.keys import READ
 from gat_pyg.models import GAT
 from gat_pyg.tasks.edges import EdgeLabels
-from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.objective import MASKS, SPLITS
-from gat_pyg.tasks.targets import GraphTargets
 
 N = 24
 SIZES = {"per_class": 2, "val": 4, "test": 4}
@@ -193,6 +191,7 @@ FORMS: dict[str, Callable[[], Any]] = {
     ),
     "PyG 1": lambda: [old(data) for data in graphs()],
     "numbers as y": lambda: [data.update({"y": int(data.y)}) for data in graphs()],
+    "bools as y": lambda: [data.update({"y": bool(data.y)}) for data in graphs()],
     "numbers of NumPy": lambda: [data.update({"y": np.int64(data.y), "id": np.float32(1.5)}) for data in graphs()],
     "arrays of NumPy": lambda: [
         data.update({"x": data.x.numpy(), "names": np.array(["a", 1], object)}) for data in graphs()
@@ -376,25 +375,6 @@ def test_masks_of_graphs_in_a_list_are_those_of_their_union(form: Callable[[Tens
     same(from_dataset(ConcatDataset([dataset[:5], dataset[5:]]), "mine", **options), expected)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="folds=3 divides .*, but this is split already"):
         from_dataset(dataset, "mine", folds=3, **options)
-
-
-@pytest.mark.parametrize(
-    ("y", "objective"),
-    [
-        (lambda i: i % 2, GraphLabels(2)),
-        (lambda i: bool(i % 2), GraphLabels(2)),
-        (lambda i: np.float32(i % 2), GraphLabels(2)),
-        (lambda i: i + 0.25, GraphTargets(1)),
-        (lambda i: torch.tensor(i + 0.25), GraphTargets(1)),
-        (lambda i: torch.tensor([[float(i % 2), 1.0]]), GraphMultiLabels(2)),
-    ],
-)
-def test_a_number_is_the_label_of_a_graph(y: Callable[[int], Any], objective: Any, saved: Callable[..., Path]):
-    dataset = [data.update({"y": y(number)}) for number, data in enumerate(graphs())]
-    for task in (from_dataset(dataset, "mine", val=2, test=3), from_file(saved(dataset), val=2, test=3)):
-        assert type(task.objective) is type(objective) and task.num_classes == objective.out_channels
-        labels = {int(data.x[0, 0]): data.y.flatten()[0] for split in SPLITS for data in task.graphs(split)}
-        assert all(float(torch.as_tensor(y(i)).flatten()[0]) == labels[i] for i in range(12))
 
 
 @pytest.mark.parametrize("disjoint", [0.0, 0.3])

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 from gat_pyg.data import Task, from_dataset, from_file
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import MASKS
-from tests.data.test_batched_graphs import SPLIT, arrays
+from tests.data.test_batched_graphs import SPLIT, arrays, linked
 from tests.data.test_pyg_files import graphs, hetero, masked
 from tests.data.test_series import STEPS, series
 from tests.data.test_splits import masks, nodes, ring
@@ -51,6 +51,13 @@ def data_of(values: dict[str, Any]) -> Data:
 
 def union(**changes: Any) -> Data:
     return data_of({**arrays("graph"), **changes})
+
+
+def pairs(leaks: int = 0, **changes: Any) -> Data:
+    """Links for training, validation and test, some of which also pass messages."""
+    values = linked()
+    of_val = values["edge_label_index"][:, values["val_mask"] & (values["edge_label"] == 1)][:, :leaks]
+    return data_of(values | {"edge_index": np.concatenate([values["edge_index"], of_val], 1)} | changes)
 
 
 def steps(**changes: Any) -> Data:
@@ -164,6 +171,17 @@ CASES: dict[str, Case] = {
     ),
     "there is no graph in test": lambda: union(train_mask=SPLIT < 1, val_mask=SPLIT > 0, test_mask=SPLIT > 5),
     "task=link_prediction needs a single graph, but there are 8": (union, {"task": "link_prediction"}),
+    # a split of links
+    "links of val_mask are message-passing edges": (lambda: pairs(leaks=1), {"task": "link_prediction"}),
+    "edge_label is missing, expected edge_label, train_mask, val_mask and test_mask": (
+        *(lambda: pairs(edge_label=None), {"task": "link_prediction"}),
+    ),
+    "test_mask is missing, expected edge_label, train_mask": (
+        *(lambda: pairs(test_mask=None), {"task": "link_prediction"}),
+    ),
+    r"y is torch.int64 of shape|y holds": (
+        *(lambda: pairs(edge_label=2 * linked()["edge_label"]), {"task": "link_prediction"}),
+    ),
     # a series
     r": y has shape \(4,\), expected \(T, N\) = \(11, 4\), .* give x as \(N, T \* F\)": lambda: steps(y=np.zeros(4)),
     r"train_mask has shape \(4,\), expected \(T,\) = \(11,\): a step as a whole": lambda: steps(train_mask=np.ones(4)),
