@@ -209,37 +209,27 @@ def run(monkeypatch: pytest.MonkeyPatch, path: Path, *settings: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("metis", "epochs", "text"),
+    ("metis", "text"),
     [
-        (True, 20, "20 parts by METIS, [0-9.]+ % of the"),
-        (False, 2, r"20 parts of node ids in a row \(by METIS with 'gat_pyg\[m"),
+        (True, "20 parts by METIS, [0-9.]+ % of the"),
+        (False, r"20 parts of node ids in a row \(by METIS with 'gat_pyg\[m"),
     ],
 )
 def test_the_command_trains_by_clusters(
-    metis: bool,
-    epochs: int,
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    metis: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    """By a model that is not computed layer by layer, and whose scores have the precision of the training."""
     if metis and not gat_pyg.graph.partition.WITH_METIS:
         pytest.skip("pymetis is not installed")
     for module in (gat_pyg.graph.partition, gat_pyg.runs.build):
         monkeypatch.setattr(module, "WITH_METIS", metis)
-    result = run(monkeypatch, tmp_path, "loader=cluster", f"training.max_epochs={epochs}", "training.lr=0.02")
-    assert result.epochs == epochs and (result.value > 85 or not metis)
+    settings = ["model=gcn", "+trainer.precision=64-true"] if metis else []
+    result = run(monkeypatch, tmp_path, "loader=cluster", "training.max_epochs=2", *settings)
+    assert result.epochs == 2 and 0 < result.value <= 100
     assert re.search(f"digits: {text}", capsys.readouterr().err)
 
 
 def test_the_command_trains_by_neighbours_with_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    result = run(monkeypatch, tmp_path, "loader=neighbor", "loader.num_workers=1", "training.max_epochs=8")
-    assert result.value > 75 and result.epochs == 8  # 80.6 to 92.0 by the seed, which workers draw by torch's release
-
-
-@pytest.mark.parametrize(("loader", "network"), [("cluster", "gcn"), ("neighbor", "gat")])  # gat: layer by layer
-def test_scores_are_in_the_precision_of_the_training(
-    loader: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    settings = [f"loader={loader}", f"model={network}", "+trainer.precision=64-true", "training.max_epochs=1"]
-    assert 0 < run(monkeypatch, tmp_path, *settings).value <= 100
+    settings = ["loader=neighbor", "loader.num_workers=1", "+trainer.precision=64-true", "training.max_epochs=2"]
+    result = run(monkeypatch, tmp_path, *settings)
+    assert result.epochs == 2 and 0 < result.value <= 100

@@ -110,7 +110,6 @@ ENDS: list[Callable[[], Kill]] = [
     lambda: Interrupt(2, "start"),
     lambda: Kill(4, "validation"),
     lambda: Kill(4, "start"),
-    lambda: Interrupt(4, "batch"),
     lambda: Interrupt(5, "validation"),
 ]
 SAVED = [(name, 0.0) for name in OBJECTIVES] + [("nodes of one graph", 0.05), ("nodes of one graph", 1e9)]  # seconds

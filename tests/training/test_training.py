@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GAT, GCN, MLP
+from torch_geometric.nn import GAT
 
 from gat_pyg.distributed.ranks import rank_zero_print
 from gat_pyg.features import SparseFeatures
@@ -83,12 +83,6 @@ def test_no_prediction_that_is_the_same_for_all_nodes_scores_more_than_the_major
         assert labels_of.constant_score(y) == pytest.approx(max(scores))
 
 
-def test_the_loss_is_as_wide_as_the_logits():
-    out, y = torch.randn(7, 4, dtype=torch.float64), torch.rand(7, 4).round()
-    expected = F.binary_cross_entropy_with_logits(out, y.double())
-    torch.testing.assert_close(objective_of(y).loss(out, y), expected)
-
-
 @pytest.mark.parametrize(
     "y",
     [torch.tensor([-1, -1]), torch.full((2, 3), math.nan), torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 1.0]])],
@@ -101,25 +95,6 @@ def test_an_unknown_label_gets_no_gradient(y: Tensor):
     assert out.grad is not None
     assert torch.equal(out.grad != 0, known if y.dim() == 2 else known[:, None].expand(2, 3))
     assert known.any() or loss.item() == 0
-
-
-class Seen(nn.Module):
-    """Record the edge features that it is called with."""
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        self.seen = edge_attr
-        return x
-
-
-def test_the_model_gets_what_it_takes():
-    data = graph(5, 3, 0, edge_attr=torch.ones(15, 2))
-    model = Seen()
-    assert torch.equal(Inductive(model, NodeLabels(3))(data), data.x)
-    assert model.seen is data.edge_attr
-    mlp = MLP([6, 4, 3], norm=None).eval()
-    torch.testing.assert_close(Inductive(mlp, NodeLabels(3))(data), mlp(data.x))
-    gcn = GCN(6, 4, 2, 3).eval()  # takes an edge_attr by name, and refuses it
-    torch.testing.assert_close(Inductive(gcn, NodeLabels(3))(data), gcn(data.x, data.edge_index))
 
 
 def test_predictions_of_links_of_sampled_graphs_and_of_loaders_of_ones_own():
@@ -368,7 +343,7 @@ def test_a_compiled_model_takes_the_same_steps(name: str):
             model.compile(backend="aot_eager", fullgraph=True)
         kind = Inductive if task.has_many_graphs else Transductive
         module = kind(model, task.objective, Optimisation(lr=0.01))
-        trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=2))
+        trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=8))  # one shape to compile
         states.append(module.state_dict())
     assert states[0].keys() == states[1].keys()
     for key, value in states[0].items():
@@ -376,15 +351,6 @@ def test_a_compiled_model_takes_the_same_steps(name: str):
 
 
 # Graphs of each process -----------------------------------------------------------------------------------------------
-
-
-def test_the_one_graph_is_the_same_object_every_epoch():
-    task = one_graph()
-    loader = TaskData(task).train_dataloader()
-    first, second = next(iter(loader)), next(iter(loader))
-    assert first is second
-    assert first.edge_index is task.train[0].edge_index  # so that what is remembered of its edges stays
-    assert len(loader) == 1
 
 
 @pytest.mark.parametrize("evaluate", ["validate", "test"])
