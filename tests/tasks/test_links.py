@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -22,8 +21,7 @@ from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.negatives import NonLinks, two_sides
 from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
 from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
-
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+from tests.training.loaders import pytestmark, trainer  # noqa: F401 (marks of this file)
 
 
 def scores(seed: int) -> tuple[Tensor, Tensor]:
@@ -306,20 +304,14 @@ def encoder() -> GAT:
     return GAT(6, [8], 8, heads=[2, 1], dropout=0.0)
 
 
-def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: object = None) -> Transductive:
-    module = Transductive(model, task.objective, Optimisation(lr=0.02))
-    callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]  # type: ignore[arg-type]
-    trainer = Trainer(max_epochs=epochs, callbacks=callbacks, enable_model_summary=False, **QUIET)  # type: ignore[arg-type]
-    trainer.fit(module, datamodule=TaskData(task), ckpt_path=resume)  # type: ignore[arg-type]
-    return module
-
-
 @pytest.mark.parametrize("make", [encoder, lambda: LinkScores(encoder(), 8, "mlp")], ids=["inner product", "mlp"])
 def test_training_finds_the_communities_and_moves_every_parameter(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     task, model = links(communities(), channels=8, val=0.1, test=0.2), make()
     before = [parameter.clone() for parameter in model.parameters()]
-    module = fit(task, model, 30)
+    module = Transductive(model, task.objective, Optimisation(lr=0.02))
+    callbacks = [PaperStopping(100, "accuracy"), Resumable(None, seed=5)]
+    trainer(*callbacks, epochs=30).fit(module, datamodule=TaskData(task))
     assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     data = task.objective.example(task.test[0], "test")
     with torch.no_grad():
@@ -328,18 +320,3 @@ def test_training_finds_the_communities_and_moves_every_parameter(make: Callable
     assert result["test_roc_auc"] == pytest.approx(roc_auc_score(y, out), abs=1e-6)
     assert result["test_average_precision"] == pytest.approx(average_precision_score(y, out), abs=1e-6)
     assert result["test_roc_auc"] > 0.65
-
-
-def test_a_resumed_run_draws_the_negatives_of_an_uninterrupted_one(tmp_path: object) -> None:
-    task = links(communities(), channels=8)
-
-    def model() -> GAT:
-        torch.manual_seed(1)
-        return GAT(6, [8], 8, heads=[2, 1], dropout=0.5)
-
-    whole = fit(task, model(), 6)
-    path = f"{tmp_path}/last.ckpt"
-    fit(task, model(), 3, path)
-    resumed = fit(task, model(), 6, path, path)
-    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
