@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-CASES = int(os.environ.get("FUZZ_CASES", "100")) // 50 or 1
+CASES = int(os.environ.get("FUZZ_CASES", "50")) // 50 or 1
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 
