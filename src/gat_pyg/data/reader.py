@@ -1,9 +1,10 @@
-"""The record of a reader of users' files, and the rows that it returns."""
+"""The record of a reader of users' files, the rows that it returns, and the name of its data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch_geometric.data import Data
@@ -41,3 +42,15 @@ class Reader:
     reads: Callable[[Mapping[str, Any], Any], Rows]
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node_names: Callable[[Data], list[str]] | None = None
+
+
+def name_of_file(path: str | Path | Sequence[str | Path]) -> str:
+    """Return the name of a data set in results, by its file, the first one of several.
+
+    It is the stem; that of the folder for a table of nodes or edges that is called so.
+
+    >>> name_of_file("fraud/nodes.csv"), name_of_file(["2024.csv", "2025.csv"])
+    ('fraud', '2024')
+    """
+    file = Path(path if isinstance(path, (str, Path)) else path[0])
+    return file.absolute().parent.name or file.stem if file.stem in ("nodes", "edges") else file.stem

@@ -28,7 +28,7 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
     home, _, kind = target.rpartition(".")
     files: Any = settings.get("path") if kind == "smiles" else settings.get("nodes") or settings.get("edges")
     if files and kind in ("smiles", "tables"):
-        from ..data.arrays.from_pyg import name_of_file  # imports torch
+        from ..data.reader import name_of_file  # imports torch
 
         return name or name_of_file(files)
     return Path(name or path).stem or kind if home == "gat_pyg.data" else _name_of(kind, name)

@@ -320,18 +320,6 @@ def name_of(kind: str, name: Any = None) -> str:
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 
-def name_of_file(path: str | Path | Sequence[str | Path]) -> str:
-    """Return the name of a data set in results, by its file, the first one of several.
-
-    It is the stem; that of the folder for a table of nodes or edges that is called so.
-
-    >>> name_of_file("fraud/nodes.csv"), name_of_file(["2024.csv", "2025.csv"])
-    ('fraud', '2024')
-    """
-    file = Path(path if isinstance(path, (str, Path)) else path[0])
-    return file.absolute().parent.name or file.stem if file.stem in ("nodes", "edges") else file.stem
-
-
 def split_graphs(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
     """Return one list of graphs, or three if the data set is split; unions of graphs and series are divided."""
     if isinstance(dataset, Mapping) and set(dataset) != set(SPLITS):

@@ -16,8 +16,8 @@ from ...files import needs
 from ...tasks.objective import SPLITS, any_known
 from ...tasks.objectives import objective_for
 from ...tasks.task import Task
-from ..arrays.from_pyg import from_dataset, name_of_file
-from ..reader import Reader, Rows
+from ..arrays.from_pyg import from_dataset
+from ..reader import Reader, Rows, name_of_file
 from ..splits import check_classes, masks_by_group
 from ..tables.columns import Column, number
 from ..tables.files import check_columns, file_of, named, read_table, where

@@ -15,8 +15,8 @@ from ...tasks.metrics import LINKS
 from ...tasks.objective import MASKS, any_known
 from ...tasks.objectives import TASKS
 from ...tasks.task import Task
-from ..arrays.from_pyg import name_of_file
 from ..links import divided_links, link_task
+from ..reader import name_of_file
 from ..splits import check_classes, draw_masks
 from .features import Features
 from .files import check_columns, file_of
