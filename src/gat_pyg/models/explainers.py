@@ -20,10 +20,48 @@ OF_EDGES = ("edge_attr", "edge_weight")  # arguments of a model with a row for e
 # Algorithms -----------------------------------------------------------------------------------------------------------
 
 
+class _Call(NamedTuple):
+    """A call of a model, and the rows of its output that are explained."""
+
+    model: nn.Module
+    x: Tensor
+    edge_index: Tensor
+    target: Tensor
+    rows: int | Tensor | None  # those that count; None: all
+    options: dict[str, Any]
+
+    def value(self, config: ModelConfig, remaining: Tensor | None = None) -> Tensor:
+        """Return the explained number, `value`, of the whole graph or with some of the edges."""
+        edge_index, options = self.edge_index, self.options
+        if remaining is not None:
+            edge_index, options = edge_index[:, remaining], _rows(options, remaining)
+        return value(config, self.model(self.x, edge_index, **options), self.target, self.rows)
+
+
 class _Algorithm(ExplainerAlgorithm):  # type: ignore[misc]
-    """An algorithm with a mask of the edges."""
+    """An algorithm with a mask of the edges, which `_explain` computes."""
 
     mask_types: tuple[MaskType | None, ...] = (None,)  # masks of nodes that it computes
+
+    def forward(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        edge_index: Tensor,
+        *,
+        target: Tensor,
+        index: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Explanation:
+        """Return the explanation of the nodes, pairs or graphs at `index`; zeros for what has no gradient.
+
+        Raises:
+            ValueError: if attention is to be explained, and no layer takes `return_attention_weights`.
+        """
+        return self._explain(_Call(model, x, edge_index, target, index, kwargs))
+
+    def _explain(self, call: _Call) -> Explanation:
+        raise NotImplementedError
 
     def supports(self) -> bool:
         """Return True if the algorithm has the masks of nodes that the `Explainer` is configured with."""
@@ -56,26 +94,13 @@ class FlowExplainer(_Algorithm):
         (True, True)
     """
 
-    def forward(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        edge_index: Tensor,
-        *,
-        target: Tensor,
-        index: int | Tensor | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Return the explanation of the nodes, pairs or graphs at `index`.
-
-        Raises:
-            ValueError: if no layer takes `return_attention_weights`.
-        """
-        layers = attention_of(model, Data(x=x, edge_index=edge_index, **kwargs))
+    def _explain(self, call: _Call) -> Explanation:
+        x, edge_index = call.x, call.edge_index
+        layers = attention_of(call.model, Data(x=x, edge_index=edge_index, **call.options))
         is_edge, mask = edge_index[0] != edge_index[1], x.new_zeros(edge_index.size(1))
-        weight = self._begin(x, edge_index, index, kwargs)
+        weight = self._begin(call)
         for its_edges, alpha in reversed(layers):
-            src, dst = its_edges if self._flow(model) == "source_to_target" else its_edges.flip(0)
+            src, dst = its_edges if self._flow(call.model) == "source_to_target" else its_edges.flip(0)
             part = weight[dst] * alpha.view(len(alpha), -1).mean(-1)
             if torch.equal(its_edges[:, : len(mask)], edge_index):  # else own loops were replaced
                 mask += part[: len(mask)]
@@ -84,14 +109,14 @@ class FlowExplainer(_Algorithm):
             weight = torch.zeros_like(weight).index_add(0, src, part)
         return Explanation(edge_mask=mask)
 
-    def _begin(self, x: Tensor, edge_index: Tensor, index: int | Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+    def _begin(self, call: _Call) -> Tensor:
         """Return the weights of the nodes in the output, `[N]`, with the sum 1."""
-        nodes = torch.arange(x.size(0), device=x.device)
-        rows = slice(None) if index is None else index
+        x, nodes = call.x, torch.arange(call.x.size(0), device=call.x.device)
+        rows = slice(None) if call.rows is None else call.rows
         if self.model_config.task_level == ModelTaskLevel.node:
             nodes = nodes[rows]
         elif self.model_config.task_level == ModelTaskLevel.edge:
-            nodes = kwargs.get("edge_label_index", edge_index)[:, rows]
+            nodes = call.options.get("edge_label_index", call.edge_index)[:, rows]
         nodes = nodes.reshape(-1)
         return x.new_zeros(x.size(0)).index_add(0, nodes, x.new_full((len(nodes),), 1 / len(nodes)))
 
@@ -122,31 +147,21 @@ class GradientExplainer(_Algorithm):
     mask_types = (None, MaskType.attributes)
 
     @torch.enable_grad()
-    def forward(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        edge_index: Tensor,
-        *,
-        target: Tensor,
-        index: int | Tensor | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Return the explanation of the nodes, pairs or graphs at `index`; zeros for what has no gradient."""
-        masks = [nn.Parameter(x.new_ones(edge_index.size(1)))]
-        set_masks(model, masks[0], edge_index, apply_sigmoid=False)
+    def _explain(self, call: _Call) -> Explanation:
+        masks = [nn.Parameter(call.x.new_ones(call.edge_index.size(1)))]
+        set_masks(call.model, masks[0], call.edge_index, apply_sigmoid=False)
         try:
             if self.explainer_config.node_mask_type is not None:
-                masks.append(nn.Parameter(torch.ones_like(x)))
-                x = x * masks[1]
-            predicted = value(self.model_config, model(x, edge_index, **kwargs), target, index)
+                masks.append(nn.Parameter(torch.ones_like(call.x)))
+                call = call._replace(x=call.x * masks[1])
+            predicted = call.value(self.model_config)
             grads = (
                 torch.autograd.grad(predicted, masks, allow_unused=True, materialize_grads=True)
                 if predicted.requires_grad
                 else [torch.zeros_like(mask) for mask in masks]
             )
         finally:
-            clear_masks(model)
+            clear_masks(call.model)
         return Explanation(**dict(zip(("edge_mask", "node_mask"), grads, strict=False)))
 
 
@@ -180,35 +195,19 @@ class OcclusionExplainer(_Algorithm):
         super().__init__()
         self.most, self.undirected = most, undirected
 
-    def forward(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        edge_index: Tensor,
-        *,
-        target: Tensor,
-        index: int | Tensor | None = None,
-        **kwargs: Any,
-    ) -> Explanation:
-        """Return the explanation of the nodes, pairs or graphs at `index`."""
-        relation = relations(edge_index, self.undirected)
+    def _explain(self, call: _Call) -> Explanation:
+        relation = relations(call.edge_index, self.undirected)
         size = relation[relation >= 0].bincount()
-        tried = torch.arange(len(size), device=x.device)
+        tried = torch.arange(len(size), device=call.x.device)
         if len(size) > self.most:
             slope = GradientExplainer()
             slope.connect(self.explainer_config, self.model_config)
-            mask = slope(model, x, edge_index, target=target, index=index, **kwargs).edge_mask
-            tried = by_relation(mask, relation).abs().topk(self.most).indices
-        effect = x.new_zeros(len(size))
-
-        def predicted(remaining: Tensor) -> Tensor:
-            out = model(x, edge_index[:, remaining], **_rows(kwargs, remaining))
-            return value(self.model_config, out, target, index)
-
+            tried = by_relation(slope._explain(call).edge_mask, relation).abs().topk(self.most).indices
+        effect = call.x.new_zeros(len(size))
         with torch.no_grad():
-            before = value(self.model_config, model(x, edge_index, **kwargs), target, index)
+            before = call.value(self.model_config)
             for each in tried:
-                effect[each] = before - predicted(relation != each)
+                effect[each] = before - call.value(self.model_config, relation != each)
         return Explanation(edge_mask=torch.cat([effect / size, effect.new_zeros(1)])[relation])  # loops are the last
 
 
@@ -241,9 +240,9 @@ def by_relation(mask: Tensor, relation: Tensor) -> Tensor:
     return total
 
 
-def _rows(kwargs: dict[str, Any], remaining: Tensor) -> dict[str, Any]:
+def _rows(options: dict[str, Any], remaining: Tensor) -> dict[str, Any]:
     """Return the arguments of a model for some of the edges."""
-    return {key: value[remaining] if key in OF_EDGES and value is not None else value for key, value in kwargs.items()}
+    return {key: each[remaining] if key in OF_EDGES and each is not None else each for key, each in options.items()}
 
 
 # Faithfulness ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader as Loader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import LinkLoader, NodeLoader
-from torch_geometric.sampler import BaseSampler, NeighborSampler
+from torch_geometric.sampler import BaseSampler, NeighborSampler, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB
 
 from ..data.collate import Collate
@@ -22,12 +22,12 @@ from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
 from ..graph.subgraph import is_sampled
-from ..tasks.objective import MASKS, Split
+from ..tasks.objective import MASKS, Objective, Split
 from ..tasks.task import Task
 from .clusters import Clusters
 from .neighbours import TorchSampler
 from .pairs import PairLoader, PairSampler, with_labels
-from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
+from .shares import Batches, Cut, Drawn, Shares
 
 SHARED = ("edge_index", "edge_attr", "edge_label_index", "edge_label_attr")  # keys that the steps of a series share
 UNREAD = ["smiles"]  # keys that a step does not read
@@ -350,3 +350,28 @@ def _device(trainer: Trainer | None) -> torch.device | None:
 
 def _place(trainer: Trainer | None) -> tuple[int, int]:
     return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+
+
+def _without(number: int, out: SamplerOutput) -> SamplerOutput:
+    """Remove the only seed node of a batch if it is the padding entry, which has this number."""
+    seeds, time = out.metadata
+    if seeds.tolist() == [number]:
+        out.metadata = seeds[:0], time
+    return out
+
+
+def _padding_graph(data: Data, objective: Objective) -> Data:
+    """Return a one-node graph with unknown labels, or without labelled pairs, that pads a rank's share."""
+    of_pairs = ("y", "edge_label_attr", *MASKS) if "edge_label_index" in data else ()
+    padding = copy.copy(data)
+    for key in ("edge_label_index", *of_pairs):
+        padding.pop(key, None)
+    padding = padding.subgraph(torch.tensor([0]))
+    for key in of_pairs:
+        if key in data:
+            padding[key] = data[key][:0]
+    if of_pairs:
+        padding.edge_label_index = data.edge_label_index[:, :0]
+    else:
+        padding.y = objective.unknown(data.y[:1])  # label of the node or the graph
+    return padding

@@ -25,8 +25,9 @@ from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
 from .optimisation import Optimisation, Schedule
-from .receptive_field import _is_smaller
-from .resume import _check_states
+from .resume import check_states
+
+MAX_FIELD = 0.75  # above this share of the rows and edges of all layers, extracting the field costs more than it saves
 
 
 class Supervised(LightningModule):
@@ -204,7 +205,7 @@ class Supervised(LightningModule):
                 "started with (config.yaml beside the checkpoint), or start again without ckpt_path."
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
-            _check_states(self.trainer.callbacks, checkpoint.get("callbacks"))  # type: ignore[attr-defined]
+            check_states(self.trainer.callbacks, checkpoint.get("callbacks"))  # type: ignore[attr-defined]
         if self._trainer is not None:  # Lightning does this after loading, which would round float64 to float32
             self.trainer.precision_plugin.convert_module(self)
 
@@ -419,3 +420,12 @@ class Inductive(Supervised):
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return all rows: a batch belongs to one split as a whole."""
         return self.objective.rows(out, data, None)
+
+
+def _is_smaller(field: Data, data: Data) -> bool:
+    """Return True if the layers of a model read less than `MAX_FIELD` of a graph's rows and edges."""
+    nodes, edges = field.num_sampled_nodes, field.num_sampled_edges
+    layers = range(len(edges), 0, -1)
+    work = sum(sum(nodes[: hop + 1]) + sum(edges[:hop]) for hop in layers) or sum(nodes)
+    whole = (data.x.size(0) + data.edge_index.size(1)) * len(layers) or data.x.size(0)
+    return bool(work < MAX_FIELD * whole)

@@ -18,7 +18,7 @@ from torch_geometric.utils import is_undirected
 
 from ..tasks.negatives import non_links
 from ..tasks.objective import Objective
-from .shares import Shares, _Late
+from .shares import Late, Shares
 
 
 class PairSampler(BaseSampler):  # type: ignore[misc]
@@ -116,7 +116,7 @@ def _link_ids(edge_index: Tensor, pairs: Tensor, num_nodes: int) -> tuple[Tensor
     return of_edges, of_pairs, keys.numel()
 
 
-class PairLoader(_Late, LinkLoader):  # type: ignore[misc]
+class PairLoader(Late, LinkLoader):  # type: ignore[misc]
     """Labelled pairs of nodes with neighbours drawn for them."""
 
 

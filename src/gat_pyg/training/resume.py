@@ -20,7 +20,7 @@ from .signals import handled
 from .stopping import PaperStopping
 
 
-def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
+def check_states(callbacks: Sequence[Callback], states: Any) -> None:
     """Raise ValueError if a checkpoint lacks a callback's state: Lightning would reset the callback silently."""
     for callback in callbacks:
         if not isinstance(callback, (PaperStopping, Resumable, Average)):

@@ -12,9 +12,7 @@ from torch.utils.data import DataLoader as Loader
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import SamplerOutput
 
-from ..tasks.objective import MASKS, Objective
 from .signals import keep_working
 
 
@@ -67,7 +65,7 @@ class Shares(DistributedSampler[Data]):
         return self.each * -(-self.num_graphs // self.batch_size)
 
 
-class _Late:
+class Late:
     """A loader that starts its workers with the first batch, since a resumed run sets its epoch just before that."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -77,34 +75,9 @@ class _Late:
         yield from super().__iter__()  # type: ignore[misc]
 
 
-class Drawn(_Late, NodeLoader):  # type: ignore[misc]
+class Drawn(Late, NodeLoader):  # type: ignore[misc]
     """Seed nodes with neighbours drawn for them."""
 
 
-class Cut(_Late, Loader[Any]):  # type: ignore[misc]
+class Cut(Late, Loader[Any]):  # type: ignore[misc]
     """Some parts of a graph with the edges among them."""
-
-
-def _without(number: int, out: SamplerOutput) -> SamplerOutput:
-    """Remove the only seed node of a batch if it is the padding entry, which has this number."""
-    seeds, time = out.metadata
-    if seeds.tolist() == [number]:
-        out.metadata = seeds[:0], time
-    return out
-
-
-def _padding_graph(data: Data, objective: Objective) -> Data:
-    """Return a one-node graph with unknown labels, or without labelled pairs, that pads a rank's share."""
-    of_pairs = ("y", "edge_label_attr", *MASKS) if "edge_label_index" in data else ()
-    padding = copy.copy(data)
-    for key in ("edge_label_index", *of_pairs):
-        padding.pop(key, None)
-    padding = padding.subgraph(torch.tensor([0]))
-    for key in of_pairs:
-        if key in data:
-            padding[key] = data[key][:0]
-    if of_pairs:
-        padding.edge_label_index = data.edge_label_index[:, :0]
-    else:
-        padding.y = objective.unknown(data.y[:1])  # label of the node or the graph
-    return padding
