@@ -36,9 +36,9 @@ from tests.scores import ADDITIVE, CONSTANT, DOT_EDGES, GATV2_EDGES, SCORES, Ten
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 LAYERS |= {name: partial(GATConv, mechanism=name) for name in MECHANISMS if name != "additive"}
-every_layer = pytest.mark.parametrize("name", [*(pytest.param(name, marks=[pytest.mark.weekly] * (name == "cosine"))
-                                                 for name in LAYERS)])  # fmt: skip
 weekly = pytest.mark.weekly
+SAME = ("constant", "gatv2", "cosine")  # as another mechanism to a compiler
+every_layer = pytest.mark.parametrize("name", [pytest.param(name, marks=[weekly] * (name in SAME)) for name in LAYERS])
 
 
 # --- Where the kernels are not available. ---

@@ -37,7 +37,7 @@ def test_a_chain_by_hand():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(N=st.integers(1, 300), degree=st.integers(0, 6), share=st.floats(0, 1), seed=st.integers(0, 9))
 def test_every_node_is_in_one_part_and_none_is_empty(method: Method, N: int, degree: int, share: float, seed: int):
     num_parts, edge_index = max(1, round(share * N)), random(N, N, N * degree, seed).index
