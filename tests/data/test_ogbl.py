@@ -10,26 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer
 from torch import Tensor
 from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg.data import ogbl
-from gat_pyg.models import GAT, Encoded
 from gat_pyg.runs.result import read
 from gat_pyg.tasks.links import _keys
 from gat_pyg.trained.predict import predict
-from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive, batching
+from gat_pyg.training import TaskData, batching
 from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
 from tests.data.test_ogbn import table
 
 pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
 N, SIZES = 40, {"train": (100, 0), "valid": (30, 25), "test": (30, 27)}  # links and negatives
-
-QUIET: dict[str, object] = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-) | {"accelerator": "cpu"}
 
 
 def stored(root: Path) -> dict[str, dict[str, Tensor]]:
@@ -143,26 +137,3 @@ def test_ids_without_an_encoder_and_unknown_names_are_errors(
     assert "has no features but the ids of its nodes, for learnt embeddings. Give" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'ogbg-molbace' is unknown: expected the name of a data set with links"):
         ogbl("ogbg-molbace", tmp_path)
-    with pytest.raises(ValueError, match="num_links is 5, but digits has no labelled pairs"):
-        TaskData(gat_pyg.data.digits(), num_links=5)
-    with pytest.raises(ValueError, match="num_links is 5, expected only one"):
-        TaskData(ogbl("ogbl-ddi", tmp_path), num_links=5, num_parts=3)
-
-
-def test_a_resumed_run_takes_the_batches_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    stored(tmp_path)
-    task = ogbl("ogbl-ddi", tmp_path, channels=8)
-
-    def fit(epochs: int, path: Path | None = None, resume: Path | None = None) -> Transductive:
-        torch.manual_seed(1)
-        model = Encoded(GAT(8, [8], 8, heads=[2, 1], dropout=0.5), 8, [N])
-        module = Transductive(model, task.objective, Optimisation(lr=0.02))
-        callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]
-        trainer = Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET)
-        trainer.fit(module, datamodule=TaskData(task, seed=5, num_links=30), ckpt_path=resume)
-        return module
-
-    whole, path = fit(4), tmp_path / "last.ckpt"
-    fit(2, path)
-    for one, other in zip(whole.parameters(), fit(4, path, path).parameters(), strict=True):
-        assert torch.equal(one, other)
