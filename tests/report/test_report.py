@@ -270,9 +270,8 @@ def test_counts_by_hand():
     masks = {f"{split}_mask": torch.arange(4) == node for node, split in enumerate(("train", "val", "test"))}
     data = Data(torch.eye(4), edge_index, y=torch.tensor([0, 1, 1, 0]), **masks)
     counts = counted(Task("cora", [data], [data], [data], 4, NodeLabels(2)), [links])
-    each = {"train": 1, "val": 1, "test": 1}
-    assert (counts.shared, counts.columns, counts.graphs) == (True, "classes", {"all": 1, **each})
-    assert (counts.nodes, counts.edges, counts.features, counts.classes, counts.split) == (4, 2, 4, 2, each)
+    each = {f"{split} {noun}": 1 for split in ("train", "val", "test") for noun in ("nodes", "graphs")}
+    assert counts.numbers == {"nodes": 4, "graphs": 1, "edges": 2, "features": 4, "classes": 2, **each}
     assert (counts.listed, counts.loops, counts.looped, set(counts.unknown.values())) == (8, 2, 1, {0})
     note = edges_note(counts, printed=4)
     assert "the paper's 4 is half" in note
@@ -290,7 +289,7 @@ def test_unknown_labels_of_graphs_are_counted_and_noted():
     task = Task("ppi", [graph(known)], [graph(known, unknown)], [graph(known)], 3, NodeMultiLabels(2))
     counts = counted(task, [nothing] * 3)
     assert counts.unknown == {"train": 0, "val": 1, "test": 0}
-    assert (counts.nodes, counts.edges, counts.graphs["all"]) == (4, 0, 3)
+    assert [counts.numbers[name] for name in ("nodes", "edges", "graphs")] == [4, 0, 3]
     note, training = named([], "table3", {"ppi": counts}).notes
     assert training.startswith("As experiment=table3 has them, GAT and Const-GAT are the authors' code and stop on")
     assert note == (
@@ -317,15 +316,16 @@ def test_table_1_of_the_real_citation_networks():
         one = counts[name]
         assert isinstance(one, Counts)
         assert one.loops == 2 * loops
-        assert one.edges + loops + repeated == published()["1", "edges", name].mean == one.listed / 2
+        assert one.numbers["edges"] + loops + repeated == published()["1", "edges", name].mean == one.listed / 2
 
 
 @real
 def test_table_1_of_the_real_proteins():
     one = data_counts("ppi", None)
     assert isinstance(one, Counts)
-    assert (one.nodes, one.edges, one.split["train"], one.split["test"]) == (56944, 793632, 44906, 5524)
-    assert (one.listed, one.looped) == (2 * one.edges + one.nodes, one.nodes)
+    nodes, edges = one.numbers["nodes"], one.numbers["edges"]
+    assert (nodes, edges, one.numbers["train nodes"], one.numbers["test nodes"]) == (56944, 793632, 44906, 5524)
+    assert (one.listed, one.looped) == (2 * edges + nodes, nodes)
     assert "25084 more" in data_notes("ppi", one)[0]
 
 

@@ -26,22 +26,12 @@ PRINTED = ("table2", "table3", "general", "against", "uncertainty", "strong")  #
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report, print its tables of scores, and return the exit status: 1, after a message, if that fails."""
     print_any_text()
-    options = parser().parse_args(arguments)
+    options = vars(parser().parse_args(arguments))
     from .tables.formats import plain
     from .write import write_report  # imports torch
 
     try:
-        count, tables, paths = write_report(
-            options.results,
-            options.out,
-            options.data_root,
-            options.data,
-            options.format,
-            options.preset,
-            options.against,
-            options.curves,
-            options.graphs,
-        )
+        count, tables, paths = write_report(**options)
     except (ImportError, OSError, ValueError) as error:
         print(f"gat_pyg.report: {error}", file=sys.stderr)
         return 1

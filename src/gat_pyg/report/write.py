@@ -29,10 +29,10 @@ FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> 
 
 def write_report(
     results: Sequence[Path],
-    folder: Path,
+    out: Path,
     data_root: Path | None,
     data: bool,
-    formats: Iterable[str] = tuple(DOCUMENTS),
+    format: Iterable[str] = tuple(DOCUMENTS),
     preset: str | None = None,
     against: str | None = None,
     curves: bool = False,
@@ -42,10 +42,10 @@ def write_report(
 
     Args:
         results: the files.
-        folder: the folder of the report.
+        out: the folder of the report.
         data_root: the folder of the raw files for Table 1.
         data: if true, the paper's tables include Table 1, which reads the data sets.
-        formats: names of `DOCUMENTS` and `FILES`.
+        format: names of `DOCUMENTS` and `FILES`.
         preset: "paper", "general" or "strong"; by default the paper's tables if they have a row for one of the lines,
             and a general one of the others. With `against`, and for several settings of one method, the general one.
         against: the row of the general table with which the others are compared.
@@ -65,16 +65,18 @@ def write_report(
     if against is not None and preset not in (None, "general"):
         raise ValueError(f"--against compares rows of the general table. Leave out --preset {preset}.")
     if preset == "strong":
-        runs = gathered(lines)
-        content = [strong_table(runs), *source_tables(runs, lines)]
+        content = [strong_table(gathered(lines)), *source_tables(gathered(lines), lines)]
     elif preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
         content = general_tables(lines, against)
     else:
         counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
         content = paper_tables(lines, counts, others=preset is None)
-    drawn = [drawn_curves(lines, folder)] if curves else []
-    drawn += drawn_graphs(lines, folder) if graphs else []
-    return len(lines), content, write_tables(content, folder, formats) + drawn
+    drawn = []
+    if curves:
+        drawn.append(out / "curves.svg")
+        scores_figure(rows_of(gathered(lines)), drawn[0])
+    drawn += drawn_graphs(lines, out) if graphs else []
+    return len(lines), content, write_tables(content, out, format) + drawn
 
 
 def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
@@ -83,13 +85,6 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     rows = rows_of(runs)
     compared = [] if against is None else [comparison_table(rows, against)]
     return [general_table(rows), *compared, *uncertainty_tables(rows), *source_tables(runs, lines)]
-
-
-def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
-    """Write the figure of the learning curves, and return the file."""
-    path = folder / "curves.svg"
-    scores_figure(rows_of(gathered(lines)), path)
-    return path
 
 
 def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:

@@ -24,20 +24,13 @@ class Counts:
     `edges` counts each pair of two different nodes once.
 
     >>> from gat_pyg.data import digits
-    >>> counted(digits(), []).nodes
+    >>> counted(digits(), []).numbers["nodes"]
     1797
     """
 
     dataset: str
-    shared: bool  # if true, all splits share one graph
-    columns: str  # the noun for the columns of the output: "classes", "labels"
-    graphs: dict[str, int]  # in "all", "train", "val", "test"
-    nodes: int
-    edges: int
-    features: int
-    classes: int
-    split: dict[str, int]  # nodes of "train", "val", "test"
-    unknown: dict[str, int]  # nodes without any known label, by the same names
+    numbers: dict[str, int]  # by the rows of Table 1 in `published.csv`
+    unknown: dict[str, int]  # nodes without any known label, in "train", "val" and "test"
     listed: int
     loops: int
     looped: int  # nodes with a loop
@@ -47,19 +40,20 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
     """Count a task's graphs, and the `links` [2, L] in its files."""
     shared = task.shared_graph
     graphs = [data for split in SPLITS for data in task.graphs(split)] if shared is None else [shared]
-    sizes: dict[str, int] = {split: len(task.graphs(split)) for split in SPLITS}
     known = {split: any_known(task.labels(split)) for split in SPLITS}
     loops = [src[src == dst] for src, dst in links]
+    numbers = {
+        "nodes": sum(data.x.size(0) for data in graphs),
+        "graphs": len(graphs),
+        "edges": sum(_pairs(data.edge_index) for data in graphs),
+        "features": task.num_features,
+        "classes": task.num_classes,
+    }
     return Counts(
         dataset=task.name,
-        shared=shared is not None,
-        columns=task.objective.columns,
-        graphs={"all": len(graphs), **sizes},
-        nodes=sum(data.x.size(0) for data in graphs),
-        edges=sum(_pairs(data.edge_index) for data in graphs),
-        features=task.num_features,
-        classes=task.num_classes,
-        split={split: known[split].numel() for split in SPLITS},
+        numbers=numbers
+        | {f"{split} nodes": known[split].numel() for split in SPLITS}
+        | {f"{split} graphs": len(task.graphs(split)) for split in SPLITS},
         unknown={split: int((~known[split]).sum()) for split in SPLITS},
         listed=sum(pairs.size(1) for pairs in links),
         loops=sum(nodes.numel() for nodes in loops),
@@ -93,8 +87,11 @@ def data_table(counts: Mapping[str, Counts | str]) -> Table:
         cells = [Cell(head)]
         for dataset in NAMES:
             one = counts.get(dataset, "not read")
-            here = Cell(NONE, one) if isinstance(one, str) else Cell(_counts_of(one)[row], "counted in the data")
-            cells += [here, Cell(_printed_counts(dataset)[row], "GAT paper")]
+            if isinstance(one, str):
+                here = Cell(NONE, one)
+            else:
+                here = Cell(_in_words(dataset, one.numbers)[row], "counted in the data")
+            cells += [here, Cell(_in_words(dataset, _printed(dataset))[row], "GAT paper")]
         rows.append(tuple(cells))
     notes = [note for dataset, one in counts.items() for note in data_notes(dataset, one)]
     return Table(
@@ -118,27 +115,20 @@ _HEADS = {
 }
 
 
-def _counts_of(one: Counts) -> dict[str, str]:
-    numbers = {"nodes": one.nodes, "edges": one.edges, "features": one.features, "classes": one.classes}
-    numbers |= {f"{split} nodes": n for split, n in one.split.items()}
-    numbers |= {f"{split} graphs": n for split, n in one.graphs.items()} | {"graphs": one.graphs["all"]}
-    return _in_words(numbers, one.shared, one.columns == "labels")
+def _printed(dataset: str) -> dict[str, int]:
+    return {row: int(paper.mean) for (table, row, its), paper in published().items() if (table, its) == ("1", dataset)}
 
 
-def _printed_counts(dataset: str) -> dict[str, str]:
-    rows = {row: paper for (table, row, its), paper in published().items() if (table, its) == ("1", dataset)}
-    return _in_words({row: int(paper.mean) for row, paper in rows.items()}, dataset != "ppi", dataset == "ppi")
-
-
-def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str, str]:
+def _in_words(dataset: str, numbers: Mapping[str, int]) -> dict[str, str]:
     """Return the cells of a column of Table 1 by row, in the paper's wording."""
+    shared = numbers["graphs"] == 1
     words = {row: f"{numbers[row]}" for row in ("edges", "features", "classes")}
     for split in _WORDS:
         graphs = "" if shared else f" ({numbers[f'{split} graphs']} graphs)"
         words[f"{split} nodes"] = f"{numbers[f'{split} nodes']}{graphs}"
     words["task"] = "Transductive" if shared else "Inductive"
-    words["nodes"] = f"{numbers['nodes']} ({numbers['graphs']} graph{'s' if numbers['graphs'] > 1 else ''})"
-    words["classes"] += " (multilabel)" if many else ""
+    words["nodes"] = f"{numbers['nodes']} ({numbers['graphs']} graph{'' if shared else 's'})"
+    words["classes"] += " (multilabel)" if dataset == "ppi" else ""
     return words
 
 
@@ -147,7 +137,7 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
     name = NAMES[dataset]
     if isinstance(one, str):
         return [f"{name} was not counted: {one}"]
-    here, paper = _counts_of(one), _printed_counts(dataset)
+    here, paper = _in_words(dataset, one.numbers), _in_words(dataset, _printed(dataset))
     notes = [edges_note(one, int(paper["edges"]))] if here["edges"] != paper["edges"] else []
     other = [_HEADS[row] for row in here if row != "edges" and here[row] != paper[row]]
     if other:
@@ -160,25 +150,25 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
 
 def edges_note(one: Counts, printed: int) -> str:
     """Return the note that explains the paper's different number of edges."""
-    name = NAMES[one.dataset]
+    name, edges = NAMES[one.dataset], one.numbers["edges"]
     if one.listed == 2 * printed:
         loops = one.loops // 2
-        repeated = printed - loops - one.edges
+        repeated = printed - loops - edges
         which = [f"{repeated} links that are listed more than once"] * (repeated > 0)
         which += [f"{loops} loops of a node with itself"] * (loops > 0)
         return (
             f"{name}: the files list {one.listed} links, each in both directions, and the paper's {printed} is half of "
-            f"that. It counts {' and '.join(which)}; without them {one.edges} edges are left, 2 × {one.edges} = "
-            f"{2 * one.edges} directed ones."
+            f"that. It counts {' and '.join(which)}; without them {edges} edges are left, 2 × {edges} = "
+            f"{2 * edges} directed ones."
         )
-    both = f"{name}: the files list {one.listed} links: {one.edges} edges in both directions"
-    if one.listed == 2 * one.edges + one.loops:
-        both += f", and a loop at {one.looped} of the {one.nodes} nodes"
-    if printed <= one.edges:
+    both = f"{name}: the files list {one.listed} links: {edges} edges in both directions"
+    if one.listed == 2 * edges + one.loops:
+        both += f", and a loop at {one.looped} of the {one.numbers['nodes']} nodes"
+    if printed <= edges:
         return f"{both}. The paper's {printed} is no count of these files, and what makes the difference is not known."
     return (
-        f"{both}. The paper's {printed} is no count of these files: it is {printed - one.edges} more than their edges, "
-        f"as it would be with loops at {printed - one.edges} of the nodes. Its own files are not available for a check."
+        f"{both}. The paper's {printed} is no count of these files: it is {printed - edges} more than their edges, "
+        f"as it would be with loops at {printed - edges} of the nodes. Its own files are not available for a check."
     )
 
 
@@ -188,7 +178,9 @@ def unknown_note(ppi: Counts | None) -> str:
         return "Nodes of PPI whose labels are all unknown are left out of training and validation."
     if not any(ppi.unknown.values()):
         return "Every node of PPI has known labels here."
-    parts = [f"{ppi.unknown[split]} of the {ppi.split[split]} {word} nodes" for split, word in _WORDS.items()]
+    parts = [
+        f"{ppi.unknown[split]} of the {ppi.numbers[f'{split} nodes']} {word} nodes" for split, word in _WORDS.items()
+    ]
     some = [part for part in parts if not part.startswith("0 ")]
     scores = "test scores are of all test nodes" if not ppi.unknown["test"] else "so are they out of test scores"
     return f"The labels of {' and '.join(some)} of PPI are unknown here and left out; {scores}."

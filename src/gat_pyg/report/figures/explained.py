@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from ...trained.explain import Explained
 from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink, new_figure, written
-from .graphs import _BELOW, _BOND, _MARGIN, _PALE, _draw, _Shown
+from .graphs import BELOW, BOND, MARGIN, PALE, Shown, centred, draw
 from .molecules import molecule_of
 from .positions import graph_layout
 
@@ -61,7 +61,7 @@ def explanation_figure(
     features = explained.features.head(_FEATURES)
     shown = _strongest(explained)
     nodes, position, molecule = _placed(explained, shown)
-    inches = (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
+    inches = (BOND * (np.ptp(position, axis=0) + 2 * MARGIN) / 72).clip(1.0, _LARGEST)
     if axes is None:
         inches = inches * (width or _WIDTH) / _WIDTH
         figure, panels = _panels(kinds, len(features), width or _WIDTH, float(inches[1]))
@@ -74,10 +74,10 @@ def explanation_figure(
     texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
     for kind in kinds:
         values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
-        graph = _Shown(position, *_ordered(ends, values), (ends, values[:, None]), molecule)
+        graph = Shown(position, *_ordered(ends, values), (ends, values[:, None]), molecule)
         panel = panels[kind]
         size = (float(inches[0]), float(inches[1])) if axes is None else canvas.inches(panel)
-        _draw(panel, graph, texts, _colours(values), size)
+        draw(panel, graph, texts, _colours(values), size)
         if molecule is None:
             at = [int(torch.searchsorted(nodes, node)) for node in sorted({*explained.nodes})]
             panel.scatter(
@@ -143,10 +143,7 @@ def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any, Any]:
         position = graph_layout(Data(edge_index=ends, num_nodes=len(nodes)), None)
     else:  # a graph without edges
         position = np.zeros((1, 2))
-    src, dst = torch.searchsorted(nodes, explained.ends[:, shown]).numpy()
-    length = np.linalg.norm(position[src] - position[dst], axis=1)
-    unit = float(np.median(length)) if len(length) else 1.0
-    return nodes, (position - (position.max(0) + position.min(0)) / 2) / (unit or 1.0), molecule
+    return nodes, centred(position, torch.searchsorted(nodes, explained.ends[:, shown])), molecule
 
 
 def _ordered(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +158,7 @@ def _colours(values: Tensor) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     largest = float(values.abs().max()) if len(values) else 1.0
-    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, ORANGE])
+    colours = LinearSegmentedColormap.from_list("", [BELOW, PALE, ORANGE])
     return ScalarMappable(Normalize(-(largest or 1.0), largest or 1.0), colours)
 
 

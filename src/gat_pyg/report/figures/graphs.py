@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 Scale = Literal["uniform", "alpha"]
 _SCALES = {"uniform": "attention of layer {} in times uniform", "alpha": "attention coefficients of layer {}"}
-_BOND = 40.0  # the largest length of an edge, in points
+BOND = 40.0  # the largest length of an edge, in points
 _DPI = 300  # dots per inch in the picture of a molecule
-_MARGIN = 0.6  # around a graph, in lengths of an edge
-_PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
+MARGIN = 0.6  # around a graph, in lengths of an edge
+PALE, BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
 _TICKS = (
     (0.25, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 4),
@@ -93,16 +93,16 @@ def graph_figure(
         >>> figure.axes[1].get_xlabel()
         'attention of layer 1 in times uniform, head 1'
     """
-    shown = _Shown.of(model, data, layer, head, scale, layout)
+    shown = Shown.of(model, data, layer, head, scale, layout)
     if labels is not None and len(labels) != shown.num_nodes:
         raise ValueError(f"labels has {len(labels)} names, expected {shown.num_nodes}: one for each node.")
     names = [str(node) for node in range(shown.num_nodes)] if labels is None and shown.molecule is None else labels
-    wide, high = ((_BOND * (shown.span + 2 * _MARGIN)) / 72).clip(1.2, 9.0).tolist()
+    wide, high = ((BOND * (shown.span + 2 * MARGIN)) / 72).clip(1.2, 9.0).tolist()
     canvas = Canvas(1, (max(4.0, wide), high + 0.8), axes, width)
     panel = canvas.panels[0]
     wide, high = canvas.inches(panel)
     colours = _colours([shown], scale)
-    _draw(panel, shown, names, colours, (wide, high - 0.8 * canvas.new), numbers=True)
+    draw(panel, shown, names, colours, (wide, high - 0.8 * canvas.new), numbers=True)
     if "smiles" in data:
         panel.set_title(_shortened(data.smiles), fontsize="medium")
     _colour_bar(canvas, colours, layer, head, scale)
@@ -152,11 +152,11 @@ def sheet_figure(
     best = order[: min(number, -(-len(order) // 2))]
     worst = order[len(best) :][::-1][:number]
     canvas = Canvas(len(best) + len(worst), (2.6, 2.1), axes, width, columns=min(3, len(best)), each="graph")
-    shown = {index: _Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
+    shown = {index: Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
     colours = _colours(list(shown.values()), scale)
     for index, panel in zip(shown, canvas.panels, strict=True):
         wide, high = canvas.inches(panel)
-        _draw(panel, shown[index], None, colours, (wide, high - 0.4 * canvas.new))
+        draw(panel, shown[index], None, colours, (wide, high - 0.4 * canvas.new))
         rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
         text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
         name = _shortened(graphs[index].smiles) if "smiles" in graphs[index] else f"{split} graph {index}"
@@ -206,7 +206,7 @@ def _label_and_prediction(task: Task, y: Tensor, prediction: Tensor) -> str:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-class _Shown(NamedTuple):
+class Shown(NamedTuple):
     """A graph with the attention of one layer: lengths are in those of an edge.
 
     Attributes:
@@ -225,7 +225,8 @@ class _Shown(NamedTuple):
     @classmethod
     def of(
         cls, model: nn.Module, data: Data, layer: int, head: int | None, scale: Scale, layout: Tensor | None = None
-    ) -> _Shown:
+    ) -> Shown:
+        """Return a graph with the attention of a model's layer, of one head or the mean of all."""
         if scale not in _SCALES:
             raise ValueError(f"scale is {scale!r}, expected 'uniform' or 'alpha'.")
         check_graph(data)
@@ -239,10 +240,7 @@ class _Shown(NamedTuple):
         ends, values = pairs(edge_index, values, "mean")
         molecule = molecule_of(data)
         position = graph_layout(data, molecule) if layout is None else checked(layout, N).double().clone().numpy()
-        length = np.linalg.norm(position[ends[0].numpy()] - position[ends[1].numpy()], axis=1)
-        unit = float(np.median(length)) if len(length) else float(np.ptp(position, axis=0).max())
-        middle = (position.max(0) + position.min(0)) / 2
-        return cls((position - middle) / (unit or 1.0), ends, values, (edge_index, alpha), molecule)
+        return cls(centred(position, ends), ends, values, (edge_index, alpha), molecule)
 
     @property
     def num_nodes(self) -> int:
@@ -256,7 +254,16 @@ class _Shown(NamedTuple):
         return span
 
 
-def _colours(graphs: Sequence[_Shown], scale: Scale) -> ScalarMappable:
+def centred(position: NDArray[np.float64], ends: Tensor) -> NDArray[np.float64]:
+    """Return positions `[N, 2]` around the origin, in median lengths of the edges `[2, M]`."""
+    src, dst = ends.numpy()
+    length = np.linalg.norm(position[src] - position[dst], axis=1)
+    unit = float(np.median(length)) if len(length) else float(np.ptp(position, axis=0).max())
+    centred: NDArray[np.float64] = (position - (position.max(0) + position.min(0)) / 2) / (unit or 1.0)
+    return centred
+
+
+def _colours(graphs: Sequence[Shown], scale: Scale) -> ScalarMappable:
     """Return the colour scale of all values: around 1 in both directions, or from 0."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -264,9 +271,9 @@ def _colours(graphs: Sequence[_Shown], scale: Scale) -> ScalarMappable:
     values = torch.cat([graph.values for graph in graphs])
     largest, smallest = (float(values.max()), float(values.min())) if len(values) else (1.0, 1.0)
     if scale == "alpha":
-        return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [_PALE, ORANGE]))
+        return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [PALE, ORANGE]))
     furthest = min(max(largest, 1 / max(smallest, 0.01), 1.25), 4.0)  # nearly uniform attention stays pale
-    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, ORANGE])
+    colours = LinearSegmentedColormap.from_list("", [BELOW, PALE, ORANGE])
     cast(Any, colours).colorbar_extend = "both" if largest > furthest or smallest < 1 / furthest else "neither"
     return ScalarMappable(LogNorm(1 / furthest, furthest), colours)
 
@@ -291,9 +298,9 @@ def _caption(scale: Scale) -> str:
     )
 
 
-def _draw(
+def draw(
     axes: Axes,
-    shown: _Shown,
+    shown: Shown,
     names: Sequence[str] | None,
     colours: ScalarMappable,
     inches: tuple[float, float],
@@ -301,7 +308,7 @@ def _draw(
 ) -> None:
     """Draw a graph into axes of this size; without names, nodes are dots, and atoms have their symbols."""
     size = 72 * np.asarray(inches)  # points
-    length = min(_BOND, *(size / (shown.span + 2 * _MARGIN)))  # length of an edge in points
+    length = min(BOND, *(size / (shown.span + 2 * MARGIN)))  # length of an edge in points
     edges = [(i, j) for i, j in shown.ends.t().tolist()]
     shades = [tuple(shade) for shade in colours.to_rgba(shown.values.numpy()).tolist()]
     texts = [f"{value:.2f}" for value in shown.values.tolist()] if numbers and length > 20 else []
@@ -312,7 +319,7 @@ def _draw(
 
         width, height = (round(_DPI * side) for side in inches)
         shade_of = {pair: shade[:3] for pair, shade in zip(edges, shades, strict=True)}
-        png = picture(shown.molecule, shown.position, (width, height), _DPI * _BOND / 72, shade_of, notes, names)
+        png = picture(shown.molecule, shown.position, (width, height), _DPI * BOND / 72, shade_of, notes, names)
         axes.imshow(imread(io.BytesIO(png)))
         return
     import networkx as nx

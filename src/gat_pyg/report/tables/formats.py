@@ -23,6 +23,16 @@ _RANKS = {  # format -> the text of an ordinary cell, of the best of a column an
 PAPER_TITLE, TITLE = "Graph Attention Networks: results beside the paper's", "Results"
 
 
+def _ranked(form: str, cell: Cell, escaped: Callable[[str], str]) -> str:
+    return _RANKS[form][cell.rank].format(escaped(cell.text))
+
+
+def _groups(table: Table) -> list[tuple[str, int]]:
+    """Return the groups of columns, each with its number of columns; an empty list if no column is in a group."""
+    groups = [(group, len(list(its))) for group, its in itertools.groupby(group for group, _ in table.columns)]
+    return groups if any(group for group, _ in groups) else []
+
+
 def title_of(tables: Sequence[Table]) -> str:
     """Return the title of a document, which depends on whether it has the paper's tables."""
     return PAPER_TITLE if any(table.name == "table2" for table in tables) else TITLE
@@ -92,19 +102,15 @@ def markdown_table(table: Table) -> str:
     | GCN\\* | 81 |
     """
     heads = [_markdown(head) for head in _heads(table)]
-    rows = [heads, ["---"] * len(heads), *(map(_markdown_cell, row) for row in table.rows)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines[1] = lines[1].replace(" ", "")
+    rows = [[_ranked("markdown", cell, _markdown) for cell in row] for row in table.rows]
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    lines.insert(1, "|" + "---|" * len(heads))
     notes = [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(part for part in (f"## {_markdown(table.caption)}", "\n".join(lines), "\n".join(notes)) if part)
 
 
 def _heads(table: Table) -> list[str]:
     return [f"{group} {name}".strip() for group, name in table.columns]
-
-
-def _markdown_cell(cell: Cell) -> str:
-    return _RANKS["markdown"][cell.rank].format(_markdown(cell.text))
 
 
 def _markdown(text: str) -> str:
@@ -145,9 +151,7 @@ def latex_table(table: Table) -> str:
     \end{adjustbox}
     \end{table}
     """
-    head = [_latex_row(_latex(name) for _, name in table.columns)]
-    if any(group for group, _ in table.columns):
-        head = [*_latex_groups(table), *head]
+    head = [*_latex_groups(table), _latex_row(_latex(name) for _, name in table.columns)]
     notes = [rf"\par\smallskip\footnotesize\raggedright {_latex(note)}" for note in table.notes]
     return "\n".join(
         [
@@ -160,7 +164,7 @@ def latex_table(table: Table) -> str:
             r"\toprule",
             *head,
             r"\midrule",
-            *(_latex_row(map(_latex_cell, row)) for row in table.rows),
+            *(_latex_row(_ranked("latex", cell, _latex) for cell in row) for row in table.rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{adjustbox}",
@@ -178,24 +182,19 @@ def _latex_columns(table: Table) -> str:
 
 def _latex_groups(table: Table) -> list[str]:
     cells, rules, start = [], "", 1
-    for group, its in itertools.groupby(table.columns, key=lambda column: column[0]):
-        width = len(list(its))
+    for group, width in _groups(table):
         if group:
             cells.append(_latex(group) if width == 1 else rf"\multicolumn{{{width}}}{{c}}{{{_latex(group)}}}")
             rules += rf"\cmidrule(lr){{{start}-{start + width - 1}}}"
         else:
             cells += [""] * width
         start += width
-    return [" & ".join(cells) + r" \\", rules]
+    return [" & ".join(cells) + r" \\", rules] if cells else []
 
 
 def _latex_row(texts: Iterable[str]) -> str:
     row = " & ".join(texts)
     return (r"\relax" if row.startswith("[") else "") + row + r" \\"  # after \\, a [ would start an option
-
-
-def _latex_cell(cell: Cell) -> str:
-    return _RANKS["latex"][cell.rank].format(_latex(cell.text))
 
 
 _LATEX = {
@@ -266,8 +265,7 @@ li { max-width: 50rem; }
 def html_table(table: Table) -> str:
     """Return one table as a section with its caption and notes."""
     head = _html_row([name for _, name in table.columns], lambda name: f'<th scope="col">{escape(name)}</th>')
-    if any(group for group, _ in table.columns):
-        groups = [(group, len(list(its))) for group, its in itertools.groupby(table.columns, key=lambda one: one[0])]
+    if groups := _groups(table):
         head = _html_row(groups, lambda one: f'<th scope="colgroup" colspan="{one[1]}">{escape(one[0])}</th>') + head
     body = "\n".join(_html_row(row, _html_cell) for row in table.rows)
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
@@ -284,7 +282,7 @@ def _html_row(parts: Iterable[_Part], form: Callable[[_Part], str]) -> str:
 def _html_cell(cell: Cell) -> str:
     title = f' title="{escape(cell.source)}"' if cell.source else ""
     long = ' class="long"' if len(cell.text) > 60 else ""
-    return f"<td{long}{title}>{_RANKS['html'][cell.rank].format(escape(cell.text))}</td>"
+    return f"<td{long}{title}>{_ranked('html', cell, escape)}</td>"
 
 
 # CSV ----------------------------------------------------------------------------------------------------------------
