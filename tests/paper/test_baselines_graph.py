@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from torch_geometric.utils import get_laplacian, to_dense_adj
 
 from gat_pyg.data import digits, planetoid
 from gat_pyg.data.named.raw import data_root
+from gat_pyg.paper.methods._regression import fit_logistic
+from gat_pyg.paper.methods._walks import Walks, skip_gram_loss
 from gat_pyg.paper.methods.deepwalk import DeepWalk
 from gat_pyg.paper.methods.ica import ICA
 from gat_pyg.paper.methods.lp import LP
@@ -23,7 +26,7 @@ from gat_pyg.paper.methods.semiemb import SemiEmb
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.settings.conf import VERSION_BASE, config_folder, instantiate
 from gat_pyg.tasks.model import Inputs
-from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
+from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
 
 
@@ -214,3 +217,59 @@ def test_with_the_commands_settings_they_are_as_good_as_published(name: str, dat
     data = task.train[0]
     correct = (fitted(model, data).argmax(1) == data.y)[data.test_mask]
     assert 100 * correct.double().mean() > floor
+
+
+# Logistic regression --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("K", [2, 3])
+def test_the_probabilities_are_scikit_learns(K: int):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    torch.manual_seed(0)
+    x, y, lin = torch.randn(12, 4), torch.arange(12) % K, nn.Linear(4, K)
+    fit_logistic(lin, x, y, strength=10.0)
+    oracle = linear_model.LogisticRegression(C=10.0, max_iter=1000).fit(x.numpy(), y.numpy())
+    expected = torch.from_numpy(oracle.predict_proba(x.numpy())).float()
+    torch.testing.assert_close(lin(x).softmax(1).detach(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_class_without_examples_is_never_predicted():
+    lin = nn.Linear(4, 5)
+    x, y = torch.randn(12, 4), torch.tensor([1, 3, 4] * 4)
+    fit_logistic(lin, x, y, strength=1.0)
+    assert not lin(100 * torch.randn(50, 4)).softmax(1)[:, [0, 2]].any()
+
+
+def test_the_error_without_scikit_learn_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.linear_model", None)
+    with pytest.raises(ImportError, match=r"pip install 'gat_pyg\[baselines\]'"):
+        fit_logistic(nn.Linear(2, 2), torch.eye(2), torch.arange(2), 1.0)
+
+
+# Walks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)
+def test_walks_follow_edges_and_stay_at_nodes_without_out_edges(graph: Graph):
+    steps = set(zip(*graph.index.tolist(), strict=True))
+    sources = {src for src, _ in steps}
+    for walk in Walks(graph.index, graph.num_src)(torch.arange(graph.num_src).repeat(3), 7).tolist():
+        assert all((a, b) in steps or (a == b and a not in sources) for a, b in pairwise(walk))
+
+
+def test_walks_take_each_edge_equally_often():
+    torch.manual_seed(0)
+    walks = Walks(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 3]]), 4)(torch.zeros(4000, dtype=torch.long), 2)
+    share = walks[:, 1].bincount(minlength=4) / 4000
+    torch.testing.assert_close(share, torch.tensor([0.0, 0.25, 0.25, 0.5]), atol=0.03, rtol=0)  # 4 standard deviations
+
+
+def test_skip_gram_loss_by_hand(monkeypatch: pytest.MonkeyPatch):
+    z, c = torch.randn(2, 4, 3, dtype=torch.double)
+    walks = torch.tensor([[0, 1, 3], [2, 2, 0]])
+    negatives = torch.tensor([3, 0])
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: negatives)
+    pairs = [(0, 1), (1, 0), (1, 3), (3, 1), (2, 2), (2, 2), (2, 0), (0, 2)]
+    meet = torch.stack([(z[v] @ c[u]).sigmoid().log() for v, u in pairs]).mean()
+    miss = torch.stack([(-z[v] @ c[r]).sigmoid().log() for v in walks.flatten() for r in negatives]).mean()
+    torch.testing.assert_close(skip_gram_loss(z, c, walks, 1, 5), -meet - 5 * miss)

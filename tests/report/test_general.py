@@ -10,16 +10,13 @@ import pytest
 from scipy import stats
 
 from gat_pyg.paper.tables.scores import fits_paper
-from gat_pyg.paper.tables.strong import split_of
 from gat_pyg.report.__main__ import main
+from gat_pyg.report.tables.comparison import comparison_table, row_named
 from gat_pyg.report.tables.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.tables.general import columns_of, general_table, rows_of
 from gat_pyg.report.write import general_tables
 from gat_pyg.runs.groups import Line, gathered
 from gat_pyg.runs.result import ERRICA, Result
-from gat_pyg.runs.significance import t_test_of
-from gat_pyg.settings.names import dataset_name
-from gat_pyg.sweeps.grid import cells_of
 from tests.report.samples import at, one, seeds, write_lines
 
 
@@ -185,34 +182,6 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert "Table 2" not in text and "Cora accuracy (%) ↑" in text
 
 
-def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = cells_of("strong", "datasets=[cora,minesweeper]")
-    monkeypatch.setattr("gat_pyg.paper.tables.strong.cells_of", lambda experiment: cells)
-    hashes = {dataset_name(cell.dataset.values): cell.hash for cell in cells if split_of(cell) == "given"}
-    scores = [0.98, 0.99, 0.97]
-    mines = [replace(one("GAT", "minesweeper", value, 0, "roc_auc"), split=n) for n, value in enumerate(scores)]
-    lines = at(
-        [replace(result, config_hash=hashes["minesweeper"], peak_mib=100.0 + result.split) for result in mines],
-        seeds("GAT", "cora", [83.0, 84.0], config_hash=hashes["cora"]),
-        seeds("GAT", "cora", [99.0, 99.0], config_hash="other"),
-    )
-    path, out = write_lines(tmp_path / "r.jsonl", lines), tmp_path / "out"
-    assert main([str(path), "--out", str(out), "--preset", "strong", "--format", "csv"]) == 0
-    with (out / "strong.csv").open(encoding="utf-8") as file:
-        _, cora, mine = csv.reader(file)
-    assert cora[1:7] == ["given", "1 × 2", "82.0", "83.5 ± 0.7 (2)", "83.7 ± 0.7 (100)", "−0.2"]
-    assert mine[2:7] == ["3 × 1", "82.000", "0.980 ± 0.010 (3)", "0.977 ± 0.007 (3)", "+0.003"]
-    assert mine[9] == "102" and mine[10].startswith("num_layers 15, hidden_channels 64, heads 1, norm batch, dropout")
-    test = stats.ttest_ind_from_stats(0.98, 0.01, 3, 0.9773, 0.0073, 3, equal_var=False)
-    assert float(mine[7]) == pytest.approx(test.pvalue, abs=1e-4)
-    assert float(cora[7]) == pytest.approx(t_test_of([83.0, 84.0], 83.72, 0.74, 100), abs=1e-4)
-    others = write_lines(tmp_path / "others.jsonl", lines[-1:])
-    assert main([str(others), "--out", str(out), "--preset", "strong"]) == 1
-    assert "No line has the settings of a row of experiment=strong." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])
 def test_a_file_for_each_table(tmp_path: Path, form: str, start: str) -> None:
     path = write_lines(tmp_path / "r.jsonl", three())
@@ -222,3 +191,40 @@ def test_a_file_for_each_table(tmp_path: Path, form: str, start: str) -> None:
         f"{n}.{suffix}" for n in ("general", "runs", "files")
     }
     assert (tmp_path / "out" / f"general.{suffix}").read_text(encoding="utf-8").startswith(start)
+
+
+# Differences from one row ---------------------------------------------------------------------------------------------
+
+
+X, Y = [80.0, 82.0, 81.0, 84.5], [79.0, 80.5, 81.5, 82.0]
+
+
+def test_the_table_by_hand() -> None:
+    lines = at(seeds("A", "digits", X), seeds("B", "digits", Y), seeds("C", "digits", [1.0]))
+    first, second = [[cell.text for cell in row] for row in comparison_table(rows_of(gathered(lines)), "B").rows]
+    scores = ["81.9 ± 1.9 (4)", "80.8 ± 1.3 (4)", "+1.1", f"{stats.ttest_rel(X, Y).pvalue:.4f}"]
+    assert first == ["digits accuracy (%) ↑", "A", *scores, "paired, 4 seeds"]
+    assert second[1:] == ["C", "1.0 (1)", "80.8 ± 1.3 (4)", "−79.8", "—", "needs two runs of both"]
+
+
+def test_a_row_is_named_in_full_or_by_its_method() -> None:
+    lines = at(seeds("A", "digits", X), seeds("B", "digits", Y), seeds("B", "digits", Y, config_hash="bb"))
+    rows = rows_of(gathered(lines))
+    assert row_named(rows, "A") == "A"
+    assert row_named(rows, "B (config_hash bb)") == "B (config_hash bb)"
+    with pytest.raises(ValueError, match=r"--against 'B' fits 2 rows, expected one of: B \(config_hash .*; B \("):
+        row_named(rows, "B")
+    with pytest.raises(ValueError, match=r"--against 'D' is no row, expected one of: A; B \("):
+        row_named(rows, "D")
+
+
+def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "r.jsonl", tmp_path / "out"
+    write_lines(path, at(seeds("A", "digits", X), seeds("B", "digits", Y)))
+    arguments = [str(path), "--out", str(out)]
+    assert main([*arguments, "--against", "B"]) == 0
+    assert "## Every row against B." in (out / "report.md").read_text(encoding="utf-8")
+    capsys.readouterr()
+    for wrong, message in {("B", "--preset", "paper"): "Leave out --preset paper", ("D",): "is no row"}.items():
+        assert main([*arguments, "--against", *wrong]) == 1
+        assert message in capsys.readouterr().err

@@ -178,10 +178,8 @@ def unknown_note(ppi: Counts | None) -> str:
         return "Nodes of PPI whose labels are all unknown are left out of training and validation."
     if not any(ppi.unknown.values()):
         return "Every node of PPI has known labels here."
-    parts = [
-        f"{ppi.unknown[split]} of the {ppi.numbers[f'{split} nodes']} {word} nodes" for split, word in _WORDS.items()
-    ]
-    some = [part for part in parts if not part.startswith("0 ")]
+    counts = [(ppi.unknown[split], ppi.numbers[f"{split} nodes"], word) for split, word in _WORDS.items()]
+    some = [f"{unknown} of the {nodes} {word} nodes" for unknown, nodes, word in counts if unknown]
     scores = "test scores are of all test nodes" if not ppi.unknown["test"] else "so are they out of test scores"
     return f"The labels of {' and '.join(some)} of PPI are unknown here and left out; {scores}."
 
