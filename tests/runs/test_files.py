@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gat_pyg.report.general import rows_of
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
-from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.datasets import KarateClub, Planetoid
+from torch_geometric.datasets import KarateClub
 
 import gat_pyg.run
+import gat_pyg.runs.build
 import gat_pyg.runs.folder
 import gat_pyg.runs.process
 import gat_pyg.runs.stacked
@@ -38,27 +38,28 @@ import gat_pyg.seeds.planning
 import gat_pyg.sweeps.job
 import gat_pyg.sweeps.messages
 from gat_pyg import GAT, load, predict
-from gat_pyg.data import digits, from_file, links, planted
+from gat_pyg.data import digits, from_file
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
+from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import gathered
 from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.reference_scores import Baselines
 from gat_pyg.runs.result import BASELINES, Result, read
 from gat_pyg.runs.task import task_of
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.hashing import flattened
+from gat_pyg.settings.settings import Settings, differences
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.trained.uncertainty import Rows, calibrated
 from tests.commands import (
-    KARATE,
     LEFT_BY_A_SEED,
     NORM,
     QUANTITIES,
     SMALL,
     Command,
     assert_close,
-    graph_of,
     kill,
-    many_graphs,
     outside,
     runs,
 )
@@ -84,22 +85,12 @@ main()
 def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command):
     output = command(*SMALL, "seed=5", "training.max_epochs=20")
     (folder,) = runs()
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.yaml",
-        "metrics.csv",
-        "model.safetensors",
-        "result.json",
-    ]
+    assert {path.name for path in folder.iterdir()} == LEFT_BY_A_SEED
     assert sorted(path.name for path in Path("outputs").iterdir()) == sorted([folder.name, "results.jsonl"])
     (result,) = read("outputs/results.jsonl")
     assert result == Result.from_json((folder / "result.json").read_text())
-    assert (result.method, result.dataset, result.metric, result.seed, result.epochs) == (
-        "MLP",
-        "digits",
-        "accuracy",
-        5,
-        20,
-    )
+    fields = (result.method, result.dataset, result.metric, result.seed, result.epochs)
+    assert fields == ("MLP", "digits", "accuracy", 5, 20)
     assert result.versions is not None
     assert torch.__version__.startswith(result.versions["torch"])  # whose build (+cu130) a package need not tell
     assert Path(result.run_dir) == folder.absolute()
@@ -116,17 +107,15 @@ def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command
         f"accuracy {result.value:.1f} %",
         str(folder),
         "outputs/results.jsonl",
+        "data set    digits: 1,797 nodes, 12,618 edges, 10 node classes; 200 / 500 / 1,000 nodes\n",
     ):
         assert words in output
+    assert result.value > result.majority and "warning" not in output
 
 
 MODELS = {  # the argument -> the method in the Result
     "model=mlp": "MLP",
-    "model=gat": "GAT",
-    "model=const_gat": "Const-GAT",
     "model.mechanism=gatv2 model.reproduction=false": "GAT",
-    "~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct": "GAT",
-    "model=mlp model._target_=torch_geometric.nn.GCN": "GCN",
     "model=mlp model._target_=torch_geometric.nn.GAT": "PyG's GAT",
 }
 
@@ -203,49 +192,6 @@ data, mask = KarateClub()[0], from_dataset(KarateClub(), val=10, test=15).test[0
         load(result.run_dir)(raw.x, raw.edge_index)
 
 
-def test_links_are_predicted_with_their_recorded_scores(command: Command):
-    settings = (
-        "dataset._target_=gat_pyg.data.links",
-        "+dataset.dataset._target_=gat_pyg.data.digits",
-        "model.dropout=0",
-    )
-    output = command(*settings, "+dataset.name=pairs", "+model.decoder=mlp", "training.max_epochs=3", "runs=2")
-    result, _ = read("outputs/results.jsonl")
-    assert (result.item, result.metric, result.majority) == ("link", "roc_auc", 0.5) and result.scores is not None
-    assert result.scores.keys() == {"average_precision", "mrr", "hits@20", "hits@50", "hits@100"} and "also" in output
-    data = links(digits()).train[0]
-    test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
-    y, probabilities = data.y[data.test_mask], predict(result.run_dir, test)
-    assert roc_auc_score(y, probabilities) == pytest.approx(result.value, abs=2e-5)
-    assert average_precision_score(y, probabilities) == pytest.approx(result.scores["average_precision"], abs=2e-5)
-    mean = roc_auc_score(y, predict(Path(result.run_dir).parent, test, seed="all"))
-    assert f"(averaged prediction {mean:.3f}, " in output
-    with pytest.raises(ValueError, match="predicts links: give data.edge_label_index"):
-        predict(result.run_dir, Data(data.x, data.edge_index))
-    assert "whose ends may be in two parts" in command(*settings, "loader=cluster", "loader.num_parts=2", fails=True)
-
-
-@pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
-@pytest.mark.parametrize("reproduction", ["false", "true"])
-def test_a_run_on_cora_predicts_from_what_pyg_reads(command: Command, tmp_path: Path, reproduction: str):
-    command("dataset=cora", f"model.reproduction={reproduction}", "training.max_epochs=5")
-    (result,) = read("outputs/results.jsonl")
-    shutil.copytree(Path(os.environ["GAT_PYG_DATA"]) / "Planetoid" / "Cora" / "raw", tmp_path / "Cora" / "raw")
-    reads = f"""
-from torch_geometric.datasets import Planetoid
-data = Planetoid({str(tmp_path)!r}, "Cora")[0]
-mask = data.test_mask
-"""
-    score, shape, names = predicted(result.run_dir, reads)
-    assert score == pytest.approx(result.value, abs=1e-5)
-    assert (shape, names[3]) == ([2708, 7], "Neural Networks")
-    data = Planetoid(str(tmp_path), "Cora")[0]
-    with pytest.warns(
-        UserWarning, match=r"the absolute sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"
-    ):
-        load(result.run_dir)(data.x, data.edge_index)
-
-
 class Prior(nn.Module):
     """A method that fits itself: the class that most training nodes have, and chance."""
 
@@ -283,25 +229,16 @@ class Constant(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
-@pytest.mark.parametrize(("dataset", "vectorize"), [("digits", "auto"), ("digits", "off"), ("planted", "auto")])
-def test_a_constant_prediction_is_warned_of(
-    command: Command, dataset: str, vectorize: str, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("dataset", ["digits", "planted"])
+def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, monkeypatch: pytest.MonkeyPatch):
     if dataset == "planted":  # as if it were a long training
         monkeypatch.setattr("gat_pyg.sweeps.job.LARGE", 0)
         calls: list[str] = []
         for place in ("sweeps.job", "runs.sequential"):
             once = partial(lambda place, *_: calls.append(place) or Baselines({"linear model": 0.0}, 0.0), place)
             monkeypatch.setattr(f"gat_pyg.{place}.baselines_of", once)
-    output = command(
-        "model=mlp",
-        f"model._target_={__name__}.Constant",
-        f"dataset={dataset}",
-        f"vectorize={vectorize}",
-        "runs=2",
-        "training.max_epochs=2",
-        "baselines=true",
-    )
+    settings = (f"dataset={dataset}", "runs=2", "training.max_epochs=2", "baselines=true")
+    output = command("model=mlp", f"model._target_={__name__}.Constant", *settings)
     first, _ = read("outputs/results.jsonl")
     if dataset == "digits":
         assert first.baselines is not None and first.baselines.keys() == {"linear model", "random forest", "degrees"}
@@ -321,28 +258,6 @@ def test_a_constant_prediction_is_warned_of(
     assert f"\nwarning     2 of 2 runs are {message}" in output
 
 
-def test_a_network_without_an_output_layer_takes_the_lists_of_one_with_it(command: Command):
-    settings = [setting for setting in many_graphs() if "folds" not in setting]
-    for arguments in (
-        ["model.jk=cat"],
-        ["dataset=file", "+recipe/setup=planted", *settings, "model.readout=attentional", *KARATE],
-    ):
-        command(*arguments, "training.max_epochs=1")
-        model = load(read("outputs/results.jsonl")[-1].run_dir)
-        assert [conv.heads for module in model.modules() if isinstance(module, GAT) for conv in module.convs] == [8]
-    error = command("model.jk=cat", "model.heads=[4,1]", fails=True)
-    assert "model.heads has no effect: the last entry, 1, is for an output layer" in error
-
-
-def test_a_training_that_cannot_learn_is_warned_of(command: Command):
-    with (
-        pytest.warns(UserWarning, match=r"training\.lr is 0, so the weights keep"),
-        pytest.warns(UserWarning, match=r"model\.dropout is 1, so training drops everything"),
-        pytest.warns(UserWarning, match=r"model\.edge_dropout is 1"),
-    ):
-        command("training.lr=0", "model.dropout=1", "model.edge_dropout=1", "training.max_epochs=1")
-
-
 @pytest.mark.parametrize(
     ("epochs", "best", "criterion", "text"),
     [
@@ -360,18 +275,6 @@ def test_summary_has_the_reason_of_the_stop(epochs: int, best: int, criterion: s
     )
     result = Result("GAT", "d", "accuracy", 80.0, 0, epochs, best, 80.0, 1.0, 0.1, 9)
     assert gat_pyg.sweeps.messages.epochs(result, settings) == text
-
-
-def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):
-    output = command(*SMALL, "training.max_epochs=20")
-    (result,) = read("outputs/results.jsonl")
-    assert result.value > result.majority
-    assert "warning" not in output
-    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 node classes; 200 / 500 / 1,000 nodes\n" in output
-    output = command("dataset=planted", *SMALL, "training.max_epochs=1")
-    graphs = [data for split in (planted().train, planted().val, planted().test) for data in split]
-    edges = sum(data.num_edges for data in graphs)
-    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 node labels; 20 / 5 / 5 graphs\n" in output
 
 
 def test_the_score_for_a_sweeper_is_highest_for_the_best(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -597,24 +500,19 @@ def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: p
         assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before), name
 
 
-@pytest.mark.parametrize("kind", ["folder", "links"])  # links of a file
 @pytest.mark.filterwarnings("ignore:mine. keys that are not read")
-def test_hash_includes_the_content_of_files(command: Command, kind: str):
+def test_hash_includes_the_content_of_files(command: Command):
     def write(seed: int) -> None:
         draw = np.random.default_rng(seed)
         edge_index = np.sort(draw.integers(0, 60, (2, 200)), axis=0)
         arrays = {"x": draw.random((60, 4)), "y": draw.integers(0, 3, 60), "edge_index": edge_index}
-        np.savez("mine.npz", **arrays)
         Path("mine").mkdir(exist_ok=True)
         for name, values in (arrays | {"ignored": draw.random(3)}).items():
             np.save(f"mine/{name}.npy", values)
 
-    path = "mine" if kind == "folder" else "mine.npz"
-    arguments = [*SMALL, "dataset=file", f"dataset.path={path}", "split.per_class=5", "split.val=10", "split.test=10"]
-    if kind == "links":
-        links = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
-        split = [f"+dataset.dataset.{key}={size}" for key, size in (("per_class", 5), ("val", 10), ("test", 10))]
-        arguments = [*SMALL, *links, f"+dataset.dataset.path={path}", *split]
+    links = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
+    split = [f"+dataset.dataset.{key}={size}" for key, size in (("per_class", 5), ("val", 10), ("test", 10))]
+    arguments = [*SMALL, *links, "+dataset.dataset.path=mine", *split]
     for seed in (0, 0, 1):
         write(seed)
         command(*arguments, "training.max_epochs=2")
@@ -635,49 +533,36 @@ def test_hash_includes_the_content_of_files(command: Command, kind: str):
     assert Path(first.run_dir).name in command(*arguments, "training.max_epochs=2", "ckpt_path=last")
 
 
-def test_hash_includes_the_source_of_own_classes(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(place))])
+def test_hash_includes_the_source_of_own_classes(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [str(place), *(folder for folder in sys.path if folder not in ("", str(place)))])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (place / "mine.py").write_text(
         "from collections.abc import Sized\nimport parts\nclass Net(parts.Base):\n    pass\n"
     )
-    settings = ("model=mlp", "model._target_=mine.Net", "model.num_layers=2", "training.max_epochs=1")
+    every, settings = [], ["model=mlp", "model._target_=mine.Net", "model.num_layers=2"]
     for base in ("MLP", "MLP", "GCN"):
         for name in ("mine", "parts"):
             sys.modules.pop(name, None)
         (place / "parts.py").write_text(f"from torch_geometric.nn import {base} as Base\n")
-        command(*settings)
-    first, again, other = read("outputs/results.jsonl")
-    assert first.config_hash == again.config_hash != other.config_hash
-    changed = r"the source of your own classes was \w{12}, is \w{12}"
-    for result in (other, again):
-        shutil.rmtree(result.run_dir)
-    assert re.search(
-        rf"the same settings, but {changed}\. Restore the file", command(*settings, "ckpt_path=last", fails=True)
-    )
+        with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+            every.append(Settings.parse(compose("config", settings)))
+    first, again, other = every
+    assert first.hash == again.hash != other.hash
+    text = differences(*(flattened(each.to_dict()) for each in (first, other)))
+    assert re.fullmatch(r"the source of your own classes was \w{12}, is \w{12}", text)
     (place / "parts.py").write_text("from torch_geometric.nn import MLP as Base\n")
     sources = b"".join(
         name.encode() + (place / f"{name}.py").read_bytes() for name in ("mine", "parts")
     )  # and no other
-    assert OmegaConf.load(Path(first.run_dir) / "config.yaml").code == hashlib.sha256(sources).hexdigest()[:12]
+    assert first.code == hashlib.sha256(sources).hexdigest()[:12]
 
 
-def test_dataset_from_a_file_and_from_a_class_of_pyg(command: Command):
-    np.savez("mine.npz", **graph_of(np.arange(60) % 3))
-    split = ("split.per_class=5", "split.val=10", "split.test=10")
-    command("dataset=file", "dataset.path=mine.npz", *split, *SMALL, "training.max_epochs=2")
-    fake = ("dataset._target_=torch_geometric.datasets.FakeDataset", "+dataset.num_graphs=9")
-    command(*fake, "+dataset.task=node", "split.val=2", "split.test=2", *SMALL, "training.max_epochs=2")
-    assert [result.dataset for result in read("outputs/results.jsonl")] == ["mine", "fakedataset"]
-
-
-@pytest.mark.parametrize("reproduction", ["false", "true"])
-def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest.MonkeyPatch, reproduction: str):
+def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest.MonkeyPatch):
     draw = np.random.default_rng(0)
     x = draw.random((60, 100)) * (draw.random((60, 100)) < 0.05)
     np.savez("mine.npz", x=x, y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
     arguments = ("dataset=file", "dataset.path=mine.npz", "split.per_class=5", "split.val=10", "split.test=10")
-    arguments += ("model=gat", f"model.reproduction={reproduction}", "training.max_epochs=2")
+    arguments += ("model=gat", "training.max_epochs=2")
     layouts, reports = [], []
     forward = GAT.forward
 
@@ -687,7 +572,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
 
     monkeypatch.setattr(GAT, "forward", spy)
     monkeypatch.setattr(gat_pyg.runs.build, "rank_zero_print", reports.append)
-    for sparse, layout in (("auto", torch.sparse_csr), ("true", torch.sparse_csr), ("false", torch.strided)):
+    for sparse, layout in (("auto", torch.sparse_csr), ("false", torch.strided)):
         layouts.clear()
         command(*arguments, f"training.sparse={sparse}", f"outputs=sparse-{sparse}")
         assert set(layouts) == {layout}  # in training, validation and test
@@ -701,7 +586,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         right = (out.argmax(1) == data.y)[data.test_mask].double().mean().item()
         assert result.value == pytest.approx(100 * right)
     share = f"{100 * np.count_nonzero(x) / x.size:.1f} %"
-    assert reports == [f"mine: only {share} of the features are nonzero; using a sparse matrix"] * 2
+    assert reports == [f"mine: only {share} of the features are nonzero; using a sparse matrix"]
 
 
 def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -722,18 +607,14 @@ def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monke
     assert all(load(folder)(digits().test[0].x[:1]).shape == (1, 10) for folder in runs())
 
 
-@pytest.mark.kernels
-def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: pytest.MonkeyPatch):
+def test_compilation_of_kernels_is_reported_once(monkeypatch: pytest.MonkeyPatch):
     output: list[str] = []
-    build_task = gat_pyg.runs.task.build_task
-    log = cache.log
     monkeypatch.setattr(gat_pyg.runs.process, "rank_zero_print", output.append)
-    monkeypatch.setattr(
-        gat_pyg.sweeps.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
-    )
-    command(*SMALL, "training.max_epochs=1")
+    with gat_pyg.runs.process.compiling_reported():
+        cache.log.info("1")
+        cache.log.info("2")
     assert output == ["Compiling the kernels for their first use"]
-    assert not log.filters and log.level == logging.NOTSET
+    assert not cache.log.filters and cache.log.level == logging.NOTSET
 
 
 def test_config_dir_adds_settings(command: Command, place: Path):

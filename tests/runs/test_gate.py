@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, export, load, predict
-from gat_pyg.runs.task import task_of
+from gat_pyg.runs.task import settings_of, task_of
 
 SMALL = ("training.patience=null", "training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
 NODES = {"_target_": "torch_geometric.datasets.FakeDataset", "num_graphs": 1}
@@ -127,27 +127,33 @@ def sent(run: Path, to: Path, setting: str, value: Any) -> Path:
 
 
 def test_a_received_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Every verb refuses every hostile setting before it has imported or called anything; its owner may trust it."""
+    """The gate refuses every hostile setting before anything is imported or called, and every verb passes it.
+
+    The owner of a folder may trust it.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GAT_PYG_DATA", str(tmp_path / "mine"))
     marker, runs = tmp_path / "ran", trained(tmp_path)
     refused = r"config\.yaml(: [\w.]+ is| has a reference) .*, expected .*trust=True \(--trust in the command\)"
+    settings_of(runs[0])
     for number, (name, (setting, value)) in enumerate(hostile(tmp_path).items()):
-        for run, verbs in zip(runs, (FINISHED, UNFINISHED), strict=True):
-            evil = sent(run, tmp_path / f"{run.name}-{number}", setting, value)
-            for verb, call in verbs.items():
-                with pytest.raises(ValueError, match=refused):
-                    print(f"{verb} of {name}: not refused, but returned", call(evil))
-                assert not marker.exists(), (name, verb)
-        if number % 6 == 0:  # whose settings are the command's: those of the folder are compared with them as text
-            with pytest.raises(SystemExit):
-                command(*SMALL, f"hydra.run.dir={evil}", "ckpt_path=last")
-            assert not marker.exists(), (name, "ckpt_path=last")
-    evil = sent(runs[0], tmp_path / "from", "dataset", {"_target_": "payload.make"})
+        with pytest.raises(ValueError, match=refused):
+            print(f"{name}: not refused, but", settings_of(sent(runs[0], tmp_path / str(number), setting, value)))
+        assert not marker.exists(), name
+    for run, verbs in zip(runs, (FINISHED, UNFINISHED), strict=True):
+        evil = sent(run, tmp_path / f"{run.name}-evil", "dataset", {"_target_": "payload.make"})
+        for verb, call in verbs.items():
+            with pytest.raises(ValueError, match=refused):
+                print(f"{verb}: not refused, but returned", call(evil))
+            assert not marker.exists(), verb
+    with pytest.raises(
+        SystemExit
+    ):  # the settings are the command's: those of the folder are compared with them as text
+        command(*SMALL, f"hydra.run.dir={evil}", "ckpt_path=last")
+    evil = tmp_path / "finished-evil"
     command(*SMALL, f"from={evil}", f"outputs={tmp_path}/o")  # reads the weights alone
-    assert not marker.exists()
-    assert "payload" not in sys.modules
+    assert not marker.exists() and "payload" not in sys.modules
     with pytest.raises(ValueError, match="expected a PyG Dataset"):
         evaluate(evil, trust=True)
     assert marker.exists()
