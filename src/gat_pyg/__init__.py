@@ -74,6 +74,11 @@ PUBLIC = {
     "seeds": "seeds",
     "warm_up": "command.warm",
 }
+# Verb of the command -> the public function that it calls; `command/verbs.py` has what it prints, if not the result
+VERBS = {
+    **{name: name for name in ("predict", "evaluate", "explain", "export", "best", "doctor")},
+    "warm": "warm_up",
+}
 
 
 def _imported(name: str) -> Any:

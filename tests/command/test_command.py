@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.run
+from gat_pyg import VERBS
 from gat_pyg.command import help as reference
-from gat_pyg.command.verbs import REQUIRED, SEVERAL, VERBS, arguments_of, parser
+from gat_pyg.command.verbs import REQUIRED, SEVERAL, arguments_of, parser
 from gat_pyg.runs import folder
 from gat_pyg.settings.settings import TRAINER
 
@@ -67,9 +68,9 @@ def test_help_version_settings_and_completion_need_no_torch(answers: str, text: 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_arguments_of_a_verb_are_those_of_its_function(name: str):
-    parameters = inspect.signature(getattr(gat_pyg, VERBS[name].function)).parameters
+    parameters = inspect.signature(getattr(gat_pyg, VERBS[name])).parameters
     defaults = {key: each.default for key, each in parameters.items() if key != "model"}
-    arguments = arguments_of(VERBS[name].function)
+    arguments = arguments_of(VERBS[name])
     assert {*arguments} == {*defaults} and all(each.text for each in arguments.values())
     assert all(each.default in (defaults[key], REQUIRED, SEVERAL) for key, each in arguments.items())
     options = {action.dest: action.default for action in parser(name)._actions if action.option_strings}

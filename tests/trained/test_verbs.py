@@ -17,23 +17,27 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from sklearn.metrics import f1_score, roc_auc_score
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.utils import is_undirected
 
 import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.report import explanation_figure
+from gat_pyg.runs.reproduce import command_of
 from gat_pyg.runs.task import task_of
+from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
+from gat_pyg.trained.export import Prepared
+from gat_pyg.trained.trained import Trained
 from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
-Trained = Callable[[Kind], tuple[Path, list[Path]]]
+Runs = Callable[[Kind], tuple[Path, list[Path]]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The folder of the run on a kind, and its files: trained once."""
     runs: dict[str, tuple[Path, list[Path]]] = {}
 
@@ -56,7 +60,7 @@ def command(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
+def test_the_verbs_on_every_kind(kind: Kind, trained: Runs, tmp_path: Path):
     run, files = trained(kind)
     evaluation = evaluate(run)
     assert {seed: next(iter(scores.values())) for seed, scores in evaluation.scores.items()} == evaluation.recorded
@@ -66,10 +70,13 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
     model: Any = load(run, seed=0 if several else None)
     check_explanation(run, kind, model, frame)
+    assert command_of(run / "seed-0" if several else run) is not None  # whose composition has the settings of the run
     if "task=link_prediction" in kind.settings:
         return  # whose file has no pairs
     preparation: Any = model.preparation
-    values = predict(run, read_rows(preparation, files).graphs)
+    graphs = read_rows(preparation, files).graphs
+    values = predict(run, graphs)
+    check_exported(run, graphs, values)
     every = without_rows(predict(run, files))
     chosen = frame.merge(every, "left", [*kind.ids, *kind.columns])
     assert len(chosen) == len(frame) <= len(every) <= len(values)
@@ -88,12 +95,24 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     pd.testing.assert_frame_equal(known, every, rtol=1e-4)
 
 
+def check_exported(run: Path, graphs: list[Data], values: torch.Tensor) -> None:
+    """The network that `export` writes returns the predictions, after what it leaves to its caller."""
+    network = Prepared(Trained.open(run).predictor).eval()
+    for transform in network.before:
+        graphs = [build_transform(transform)(graph) for graph in graphs]
+    inputs = Batch.from_data_list(graphs)
+    network.objective.complete(inputs)
+    with torch.no_grad():
+        out = network(**{key: inputs[key] for key in network.widths})
+    torch.testing.assert_close(out, values, rtol=1e-4, atol=1e-5)
+
+
 def without_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns="row", errors="ignore")
 
 
 @pytest.mark.parametrize(("name", "keep", "target"), [("nodes.csv", "city", "fraud"), ("edges.csv", "amount", "risk")])
-def test_predictions_join_the_users_table(name: str, keep: str, target: str, trained: Trained):
+def test_predictions_join_the_users_table(name: str, keep: str, target: str, trained: Runs):
     run, files = trained(next(kind for kind in KINDS if kind.name == name))
     table = pd.read_csv(files[name == "edges.csv"])
     frame = predict(run, files, keep=[keep])
@@ -106,7 +125,7 @@ def test_predictions_join_the_users_table(name: str, keep: str, target: str, tra
 
 
 @pytest.mark.parametrize("name", ["nodes.csv", "molecules.csv", "nodes.npz"])
-def test_the_files_of_the_training_are_warned_of(name: str, trained: Trained, tmp_path: Path):
+def test_the_files_of_the_training_are_warned_of(name: str, trained: Runs, tmp_path: Path):
     run, files = trained(next(kind for kind in KINDS if kind.name == name))
     for paths in (files, [Path(shutil.copy(file, tmp_path)) for file in files]):
         with pytest.warns(UserWarning, match="files that the run was trained on, so most of these rows trained it"):
@@ -144,7 +163,7 @@ def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) ->
 
 
 @pytest.mark.parametrize("name", ["links.npz", "pairs.csv"])
-def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trained: Trained):
+def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trained: Runs):
     kind = next(kind for kind in KINDS if kind.name == name)
     run, _ = trained(kind)
     with pytest.MonkeyPatch.context() as patch:
@@ -164,7 +183,7 @@ def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trai
     assert {*frame[kind.ids[0]]} == {names[i] for i, _ in pairs}
 
 
-def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: Trained, tmp_path: Path):
+def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: Runs, tmp_path: Path):
     run, files = trained(next(kind for kind in KINDS if kind.name == "pairs.csv"))
     data = task_of(run).test[0]
     links = {tuple(pair) for pair in data.edge_label_index[:, data.test_mask & (data.y == 1)].t().tolist()}
@@ -185,7 +204,7 @@ def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: 
     assert scores["recall@2"] == 1 and scores["roc_auc"] > 0.5
 
 
-def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
+def test_other_labelled_data_are_scored_by_scikit_learn(trained: Runs):
     run, files = trained(next(kind for kind in KINDS if kind.name == "edges.pt"))
     with pytest.warns(UserWarning, match="files that the run was trained on"):
         (scores,) = evaluate(run, files).scores.values()
@@ -196,7 +215,7 @@ def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
 
 
 def test_a_level_adds_sets_and_intervals(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     kinds = {kind.name: kind for kind in KINDS}
     run, _ = trained(kinds["nodes.csv"])
@@ -275,9 +294,7 @@ def test_wrong_usage_has_a_message(arguments: list[str], message: str, status: i
     assert re.search(message, error) and "Traceback" not in error
 
 
-def test_the_command_writes_json_lines_and_parquet(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_writes_json_lines_and_parquet(trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, _ = trained(KINDS[0])
     frame = predict(run, seed=1)
     capsys.readouterr()  # of the training, if this test is the first
@@ -291,7 +308,7 @@ def test_the_command_writes_json_lines_and_parquet(
 
 
 def test_an_explanation_has_the_names_and_values_of_the_tables(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("gat_pyg.trained.explain.EPOCHS", 2)
     run, files = trained(next(kind for kind in KINDS if kind.name == "nodes.csv"))
@@ -322,7 +339,7 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prediction_without_edges_is_explained_by_its_features(trained: Trained, tmp_path: Path):
+def test_a_prediction_without_edges_is_explained_by_its_features(trained: Runs, tmp_path: Path):
     kind = next(kind for kind in KINDS if kind.name == "nodes.csv")
     run, files = trained(kind)
     assert kind.later is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gat_pyg
+from gat_pyg import VERBS
 
 from ..settings.rules import argument_texts
 from ..terminal import print_message
@@ -23,10 +24,6 @@ from ..terminal import print_message
 TRAIN = "train"  # the verb of a command without one
 
 # What they print ----------------------------------------------------------------------------------------------------
-
-
-def _result(result: Any) -> str:
-    return str(result)
 
 
 def _predictions(frame: Any, *, out: str = "predictions.csv", level: float | None = None) -> str:
@@ -51,28 +48,8 @@ def _state(lines: dict[str, str]) -> str:
     return "\n".join(f"{subject:<18}{text}" for subject, text in lines.items())
 
 
-# The verbs ----------------------------------------------------------------------------------------------------------
-
-
-class Verb(NamedTuple):
-    """A public function of gat_pyg, and a function that returns the text to print for its result.
-
-    The arguments by keyword only of the second are options too, with their defaults.
-    """
-
-    function: str
-    text: Callable[..., str] = _result
-
-
-VERBS = {
-    "predict": Verb("predict", _predictions),
-    "evaluate": Verb("evaluate"),
-    "explain": Verb("explain", _explanation),
-    "export": Verb("export"),
-    "best": Verb("best"),
-    "doctor": Verb("doctor", _state),
-    "warm": Verb("warm_up"),
-}
+# What a verb prints, by its function, if not the result as text; arguments by keyword only are options too
+TEXTS: dict[str, Callable[..., str]] = {"predict": _predictions, "explain": _explanation, "doctor": _state}
 
 # Their sources ------------------------------------------------------------------------------------------------------
 
@@ -122,9 +99,9 @@ def arguments_of(name: str) -> dict[str, Argument]:
     return result
 
 
-def _own(verb: Verb) -> dict[str, Argument]:
+def _own(function: str) -> dict[str, Argument]:
     """Return the arguments of the function that returns the text, but for the result."""
-    return dict([*arguments_of(verb.text.__name__).items()][1:])
+    return dict([*arguments_of(TEXTS[function].__name__).items()][1:]) if function in TEXTS else {}
 
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -141,14 +118,14 @@ def verb_of(arguments: Sequence[str]) -> Callable[[], None] | None:
     return partial(_run, VERBS[arguments[0]], values)
 
 
-def _run(verb: Verb, values: dict[str, Any]) -> None:
-    """Call the function of a verb, and print its result."""
+def _run(function: str, values: dict[str, Any]) -> None:
+    """Call a public function, and print its result."""
     values = {name: None if value == [] else value for name, value in values.items()}
-    several = _source(verb.function).args.vararg
+    several = _source(function).args.vararg
     items = values.pop(several.arg) or [] if several else []
-    passed = {name: values[name] for name in arguments_of(verb.function) if name in values}
-    result = getattr(gat_pyg, verb.function)(*items, **passed)
-    print(verb.text(result, **{name: values[name] for name in _own(verb)}))
+    passed = {name: values[name] for name in arguments_of(function) if name in values}
+    result = getattr(gat_pyg, function)(*items, **passed)
+    print(TEXTS.get(function, str)(result, **{name: values[name] for name in _own(function)}))
 
 
 def warn(
@@ -164,9 +141,9 @@ def parser(name: str) -> ArgumentParser:
     >>> parser("predict").parse_args(["outputs/cora", "--out", "p.jsonl"])
     Namespace(run_dir='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None, ...trust=False)
     """
-    verb = VERBS[name]
-    result = ArgumentParser(prog=f"gat-pyg {name}", description=_summary(verb), allow_abbrev=False)
-    every, own = arguments_of(verb.function), _own(verb)
+    function = VERBS[name]
+    result = ArgumentParser(prog=f"gat-pyg {name}", description=_summary(function), allow_abbrev=False)
+    every, own = arguments_of(function), _own(function)
     texts = {argument: each.text for argument, each in [*own.items(), *every.items()]}
     for argument, (kind, default, _) in (every | own).items():
         text = texts[argument]
@@ -199,17 +176,17 @@ def _number(text: str) -> int | str:
     return text if text == "all" else int(text)
 
 
-def _summary(verb: Verb) -> str:
-    return str(ast.get_docstring(_source(verb.function))).partition("\n\n")[0].replace("`", "")
+def _summary(function: str) -> str:
+    return str(ast.get_docstring(_source(function))).partition("\n\n")[0].replace("`", "")
 
 
 def usages() -> dict[str, str]:
     """Return the usage of each verb with the beginning of its first sentence, for `gat-pyg --help`."""
     lines = {"gat-pyg [train] [NAME=VALUE ...]": "Train and test a model"}
-    for name, verb in VERBS.items():
+    for name, function in VERBS.items():
         words = " ".join(parser(name).format_usage().split()[2:])
         usage = re.sub(r"\[(-h|--[^]]*)\] ?", "", words).strip()  # options are in the verb's own help
-        lines[f"gat-pyg {usage}"] = re.split(r"[,:] |\.?\n|\.$", _summary(verb))[0]
+        lines[f"gat-pyg {usage}"] = re.split(r"[,:] |\.?\n|\.$", _summary(function))[0]
     return lines
 
 

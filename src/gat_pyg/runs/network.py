@@ -76,7 +76,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
 
 
 def _network(
-    factory: ModelFactory, task: Task, kind: Any, encoder: Around, readout: Around, decoder: Around
+    factory: ModelFactory, task: Task, kind: type[nn.Module], encoder: Around, readout: Around, decoder: Around
 ) -> Options:
     """Return the arguments of the network: those of the settings, and the sizes that follow from the task."""
     arguments, parameters = factory.arguments, inspect.signature(kind).parameters
@@ -102,17 +102,17 @@ def _network(
     return arguments
 
 
-def _takes_any(kind: Any) -> bool:
+def _takes_any(kind: type[nn.Module]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values())
 
 
-def _takes_edges(kind: Any) -> bool:
+def _takes_edges(kind: type[nn.Module]) -> bool:
     """Return True if a network takes edge features."""
     by_layers = _takes_any(kind) and getattr(kind, "supports_edge_attr", False)
     return "edge_dim" in inspect.signature(kind).parameters or by_layers
 
 
-def _encoder(factory: ModelFactory, task: Task, kind: Any) -> Around:
+def _encoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around:
     """Return the arguments of `Encoded` other than the model, or None without an encoder.
 
     The edges of one graph, which are in memory together, have no learnt encoding if they have fewer columns: since
@@ -140,7 +140,7 @@ def _edge_width(encoder: Options) -> int:
     return learnt if encoder.get("learn_edges", True) else Encoder(encoder["edge_categories"], None).out_channels
 
 
-def _readout(factory: ModelFactory, task: Task, kind: Any) -> Around:
+def _readout(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around:
     """Return the arguments of `Readout` other than the model; None if no rows of graphs are pooled.
 
     It pools the outputs of the network or, before layers of its own, its embeddings.
@@ -190,7 +190,7 @@ def with_output_layer(factory: ModelFactory) -> dict[str, list[Any]]:
     return {key: values for key, values in lists.items() if isinstance(values, list) and len(values) == len(hidden) + 1}
 
 
-def _decoder(factory: ModelFactory, task: Task, kind: Any) -> Around:
+def _decoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around:
     """Return the arguments of `LinkScores` other than the model, or None if the task needs no decoder.
 
     A perceptron also takes the features of labelled edges, encoded as those of the model if it has an encoder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from ..models.explainers import (
 )
 from ..tasks.preparation import Preparation
 from .item import Goal, Item, goal_of, item_of
-from .load import Predictor, encoders_of
+from .load import encoders_of
 from .predict import writer
 from .trained import Seed, Trained
 
@@ -161,7 +161,7 @@ def explain(
     """
     pd = needs("pandas", "tables")
     run = Trained.open(run_dir, seed, trust=trust)
-    trained = run.predictor.requires_grad_(False)
+    run.predictor.requires_grad_(False)
     item = item_of(run, data, node, graph, link)
     goal = goal_of(run, item, output)
     relation = relations(item.graph.edge_index, item.undirected)
@@ -171,14 +171,14 @@ def explain(
     if k is not None and not 0 < k <= R:
         raise ValueError(f"k is {k}, expected 1 to {R}: {item.name} depends on {R} edges.")
     k = min(5, -(-R // 2)) if k is None else k
-    explainer, explanations = _explanations(trained, item, goal, R)
-    names = _end_names(cast(Preparation, trained.preparation))
+    explainer, explanations = _explanations(run, item, goal, R)
     edges: dict[str, Any] = {
-        name: [item.names[end] for end in row] for name, row in zip(names, ends.tolist(), strict=True)
+        run.source.get(end) or end: [item.names[node] for node in nodes]
+        for end, nodes in zip(("src", "dst"), ends.tolist(), strict=True)
     }
     edges |= {kind: by_relation(each.edge_mask, relation).numpy() for kind, each in explanations.items() if R}
     order = np.argsort(-np.abs(edges["occlusion"]), kind="stable") if R else np.arange(0)
-    rows = [*_features(trained, item, goal, explanations)]
+    rows = [*_features(run, item, goal, explanations)]
     features = pd.DataFrame(rows, columns=None if rows else _FEATURES)
     return Explained(
         item.name,
@@ -211,24 +211,16 @@ def _faithfulness(
     return [*rows, random | {"removed_std": removed_std, "alone_std": alone_std}]
 
 
-def _end_names(preparation: Preparation) -> tuple[str, str]:
-    """Return the names of the columns with the ends of an edge."""
-    source = preparation.source or {}
-    return source.get("src") or "src", source.get("dst") or "dst"
-
-
 # Explanations ---------------------------------------------------------------------------------------------------------
 
 
-def _explanations(
-    trained: Predictor, item: Item, goal: Goal, num_relations: int
-) -> tuple[Explainer, dict[str, Explanation]]:
+def _explanations(run: Trained, item: Item, goal: Goal, num_relations: int) -> tuple[Explainer, dict[str, Explanation]]:
     """Return an explainer of the prediction, and the explanations by their kinds."""
-    passes = any(isinstance(module, MessagePassing) for module in trained.modules())
-    are_masked = cast(Preparation, trained.preparation).num_nodes is None and "x" not in encoders_of(trained)
+    passes = any(isinstance(module, MessagePassing) for module in run.predictor.modules())
+    are_masked = run.preparation.num_nodes is None and "x" not in encoders_of(run.predictor)
     mask = "attributes" if are_masked else None
     algorithms: dict[str, ExplainerAlgorithm] = {}
-    if num_relations and all(map(attention_layers, trained.models)):
+    if num_relations and all(map(attention_layers, run.models)):
         algorithms["attention"] = FlowExplainer()
     if passes:
         algorithms["gradient"] = GradientExplainer()
@@ -246,7 +238,7 @@ def _explanations(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for kind in algorithms:
-            models = trained.models if kind == "attention" else [goal.model]
+            models = run.models if kind == "attention" else [goal.model]
             each = [explained(model, kind) for model in models]
             explainer, explanations[kind] = each[0]
             explanations[kind].edge_mask = torch.stack([explanation.edge_mask for _, explanation in each]).mean(0)
@@ -289,7 +281,7 @@ def _named(preparation: Preparation) -> Iterator[_Feature]:
 
 
 def _features(
-    trained: Predictor, item: Item, goal: Goal, explanations: Mapping[str, Explanation]
+    run: Trained, item: Item, goal: Goal, explanations: Mapping[str, Explanation]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the table of features."""
     x = item.graph.x
@@ -300,11 +292,11 @@ def _features(
         rows[OTHERS if item.nodes else ALL] = rest.nonzero().view(-1)
     masks = {kind: mask for kind, each in explanations.items() if (mask := each.get("node_mask")) is not None}
     slope = masks.get("gradient", torch.zeros_like(x))
-    baseline = _baseline(trained, x)
+    baseline = _baseline(run, x)
     tried = [
         (float(slope[at, feature.columns].sum()), name, at, feature)
         for name, at in rows.items()
-        for feature in _named(cast(Preparation, trained.preparation))
+        for feature in _named(run.preparation)
         if bool((x[at, feature.columns] != baseline[feature.columns]).any())
     ]
     tried = sorted(tried, key=lambda each: -abs(each[0]))[:MOST]
@@ -329,10 +321,10 @@ def _predicted(item: Item, goal: Goal, x: Tensor) -> float:
     return float(value(ModelConfig(**goal.config), item.call(goal.model, x), goal.target, item.row))
 
 
-def _baseline(trained: Predictor, x: Tensor) -> Tensor:
+def _baseline(run: Trained, x: Tensor) -> Tensor:
     """Return the features `[F]` that have no information: of a table 0, behind an encoder means and no category."""
-    baseline, encoder = x.new_zeros(x.size(1)), encoders_of(trained).get("x")
-    if encoder is not None and "columns" not in (cast(Preparation, trained.preparation).source or {}):
+    baseline, encoder = x.new_zeros(x.size(1)), encoders_of(run.predictor).get("x")
+    if encoder is not None and "columns" not in run.source:
         baseline[encoder._discrete.long()] = -1
         baseline[encoder._continuous.long()] = encoder._mean
     return baseline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,7 @@ from ..tasks.edges import complete_pairs
 from ..tasks.model import members
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
-from ..tasks.preparation import Preparation, check_now
+from ..tasks.preparation import check_now
 from .trained import Trained, without_labels
 
 
@@ -44,9 +44,9 @@ class Item(NamedTuple):
         return out
 
 
-def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Any) -> Item:
+def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Sequence[Any] | None) -> Item:
     """Read the data of a run, and return a node, pair or graph with its receptive field."""
-    preparation, objective, trained = run.preparation, run.objective, run.predictor
+    objective = run.objective
     wanted = link if objective.has_pairs else graph if objective.item == "graph" else node
     if wanted is None:
         flag = "link, both ends" if objective.has_pairs else f"{objective.item}, its id or number"
@@ -64,10 +64,10 @@ def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Any) -> Item:
         number = _position(graph, ids.values() if objective.item == "graph" else (), len(graphs), "graph")
     chosen = copy.copy(graphs[number])
     N = num_nodes(chosen)
-    names = _names(preparation, objective, chosen, ids, N)
+    names = _names(run, chosen, ids)
     row, nodes, name = 0, [], f"graph {graph}"
     if objective.has_pairs:
-        if len(link) != 2:
+        if link is None or len(link) != 2:
             raise ValueError(f"link is {link}, expected both ends of a pair.")
         nodes = [_position(link[0], [names], N, "node"), _position(link[1], [names], N, "node", last=True)]
         name = f"{objective.item} {names[nodes[0]]}, {names[nodes[1]]}"
@@ -76,8 +76,8 @@ def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Any) -> Item:
         nodes = [_position(node, [names], N, "node")]
         row, name = nodes[0], f"node {names[nodes[0]]}"
     whole = run.prepare(without_labels(chosen), is_read=True)
-    check_now(trained, whole.x)
-    undirected, hops = bool(is_undirected(whole.edge_index, num_nodes=N)), members(trained.models[0]).num_hops
+    check_now(run.predictor, whole.x)
+    undirected, hops = bool(is_undirected(whole.edge_index, num_nodes=N)), members(run.models[0]).num_hops
     if hops is None or not nodes:
         return Item(name, whole, row, nodes, names, undirected)
     pair = {key: whole.pop(key) for key in ("edge_label_index", "edge_label_attr") if key in whole}
@@ -106,19 +106,19 @@ def _set_pair(graph: Data, nodes: Sequence[int], name: str, objective: Objective
     graph.edge_label_index = pair
 
 
-def _names(preparation: Preparation, objective: Objective, graph: Data, ids: Mapping[str, Any], N: int) -> list[str]:
+def _names(run: Trained, graph: Data, ids: Mapping[str, Any]) -> list[str]:
     """Return the names of the nodes of a graph: ids of the user's tables, symbols of atoms with numbers, or numbers."""
-    node_names = reader_of(preparation.source).node_names
-    if objective.item == "edge" and len(ids) == 2:
+    node_names, item, N = reader_of(run.source).node_names, run.objective.item, num_nodes(graph)
+    if item == "edge" and len(ids) == 2:
         texts = [str(name) for column in ids.values() for name in column]
         names = dict(zip(graph.edge_label_index.flatten().tolist(), texts, strict=True))
         return [names.get(node, str(node)) for node in range(N)]
-    if objective.item in ("node", "link") and ids:
+    if item in ("node", "link") and ids:
         return [*map(str, next(iter(ids.values())))]
     return [*map(str, range(N))] if node_names is None else node_names(graph)
 
 
-def _position(wanted: Any, columns: Any, count: int, what: str, last: bool = False) -> int:
+def _position(wanted: Any, columns: Iterable[Sequence[Any]], count: int, what: str, last: bool = False) -> int:
     """Return the position of a name in one of the columns, or the number of a graph.
 
     Of a name that occurs twice, it is the first position, or the last one.
