@@ -268,26 +268,6 @@ def test_norms_that_read_other_nodes_need_the_whole_graph() -> None:
         layers_of(GAT(4, 2, 3, 2, num_layers=2, norm="layer"))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"jk": "cat", "norm": "batch"},
-        {"jk": "max"},
-        {"conv": "gatv2", "jk": "last"},
-        {"conv": "transformer", "norm": "batch", "symmetric_norm": True, "initial_residual": 0.5, **BLOCKS},
-        {"out_channels": None, "norm": "batch", "norm_first": True, "symmetric_norm": True},
-    ],
-)
-def test_inference_is_the_whole_graphs_output(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    model = GAT(4, 2, heads=2, num_layers=3, residual="identity", **{"out_channels": 3, **options})
-    data = data_of(RANDOM, 4)
-    for _ in range(3):
-        model(data.x, data.edge_index)  # running means of the batch norm
-    loader = NodeLoader(data, TorchSampler(RANDOM.index, RANDOM.num_src, [-1]), batch_size=7)
-    assert_close(model.eval().inference(loader), model(data.x, data.edge_index))
-
-
 @pytest.mark.parametrize("reproduction", [False, True])
 def test_dropout_of_sparse_features_is_that_of_dense_ones(reproduction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     index, x = RANDOM.index, F.threshold(torch.rand(40, 16).double(), 0.8, 0.0)
