@@ -15,23 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
-from torch_geometric.data import Data
 
 import gat_pyg.runs.stacked
 import gat_pyg.seeds.planning
 import gat_pyg.sweeps.job
 import gat_pyg.training.stopping
 from gat_pyg.files import try_lock
-from gat_pyg.runs.folder import Run
 from gat_pyg.runs.pruning import pruned_by
 from gat_pyg.runs.result import Result, read
-from gat_pyg.seeds import Outcome
-from tests.commands import LEFT_BY_A_SEED, SMALL, STACKED, Command, assert_close, graph_of, outside, runs, weights
+from tests.commands import LEFT_BY_A_SEED, SMALL, STACKED, Command, assert_close, outside, runs, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 
@@ -85,52 +81,7 @@ def test_killed_run_equals_an_uninterrupted_one(command: Command):
     assert_same_runs("whole", "killed")
 
 
-def graphs_of(labels: Callable[[int], list[float]]) -> list[Data]:
-    """Forty random graphs of five nodes with these labels each."""
-    draw = torch.Generator().manual_seed(0)
-    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
-    return [Data(torch.rand(5, 4, generator=draw), edges, y=torch.tensor([labels(i)]).squeeze(1)) for i in range(40)]
-
-
-OPTIMISED = {
-    "links": ("optimizer=adamw", "scheduler=cosine", "training.warmup=3", "training.patience=null"),
-    "graphs": (
-        *("optimizer=rmsprop", "scheduler=plateau", "scheduler.patience=0", "training.ema=0.8"),
-        *("training.gradient_clip_val=0.5", "+trainer.accumulate_grad_batches=2"),
-    ),
-}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("kind", ["graphs", pytest.param("links", marks=pytest.mark.weekly)])  # more in tests/training
-def test_killed_run_on_a_file_equals_an_uninterrupted_one(command: Command, kind: str):
-    if kind == "graphs":
-        torch.save(graphs_of(lambda i: [float(np.sin(i)), float(np.cos(i))]), "data.pt")
-        data = ("dataset=file", "dataset.path=data.pt", "split.val=10", "split.test=10", "training.batch_size=8")
-    else:
-        np.savez("data.npz", **graph_of(np.arange(60) % 3))
-        data = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
-        data += ("+dataset.dataset.path=data.npz", "split.val=10", "split.test=10")
-        data += tuple(f"+dataset.dataset.{key}=10" for key in ("per_class", "val", "test"))
-    data += OPTIMISED[kind]
-    arguments = (*data, "training.max_epochs=16", "training.lr=0.02", "checkpoint_every=0")
-    command(*arguments, "outputs=whole")
-    process = outside(*arguments, "outputs=killed")
-    while process.poll() is None and sum(len(file.read_bytes().splitlines()) for file in metrics_in("killed")) <= 5:
-        time.sleep(0.002)
-    assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not runs("killed") and list(Path("killed").rglob("last.ckpt"))
-    command(*arguments, "outputs=killed", "ckpt_path=last")
-    assert_same_runs("whole", "killed")
-
-
 WORKERS = ("training.max_epochs=9", "loader=neighbor", "loader.num_workers=2")
-
-
-def metrics_in(folder: str) -> list[Path]:
-    return [*Path(folder).rglob("metrics.csv")]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -295,46 +246,6 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
     assert "no run with these settings" in command(*arguments, "training.lr=0.3", "ckpt_path=last", fails=True)
 
 
-def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch):
-    passes: list[list[int]] = []
-    one_pass = gat_pyg.runs.stacked.one_pass
-
-    def dies(runs: list[Run], *others: Any) -> None:
-        passes.append([run.seed for run in runs])
-        if len(passes) == 2:
-            raise KeyboardInterrupt
-        one_pass(runs, *others)
-
-    monkeypatch.setattr(gat_pyg.runs.stacked, "one_pass", dies)
-    many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
-    with pytest.raises(SystemExit, match="130"):
-        command(*many)
-    command(*many, "ckpt_path=last")
-    assert passes == [[0, 1], [2, 3], [2, 3]]
-    assert not list(Path("outputs").glob("*/*last.ckpt"))
-
-
-def test_a_pass_that_left_some_of_its_results_is_done_whole(
-    command: Command, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
-):
-    write = gat_pyg.runs.stacked.write_outputs
-
-    def dies(config: object, task: object, outcome: Outcome, *others: object) -> Result:
-        if outcome.seed == 4:
-            raise Killed
-        return write(config, task, outcome, *others)  # type: ignore[arg-type]
-
-    many = (*SMALL, "runs=6", "seeds_per_pass=3", "training.max_epochs=2")
-    with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.runs.stacked, "write_outputs", dies)
-        with suppress(Killed):
-            command(*many)
-    assert [line.seed for line in read("outputs/results.jsonl")] == [0, 1, 2, 3]
-    command(*many, "ckpt_path=last")
-    assert passes == [[0, 1, 2], [3, 4, 5], [3, 4, 5]]
-    assert [line.seed for line in read("outputs/results.jsonl")] == list(range(6))
-
-
 def test_a_pass_that_was_too_large_is_done_in_smaller_ones(
     command: Command, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
@@ -358,27 +269,6 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(
         {one.seed: (one.value, one.epochs) for one in read(f"{place}/results.jsonl")} for place in ("whole", "killed")
     ]
     assert values_[0] == values_[1] and len(values_[0]) == 3
-
-
-def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
-    output: list[str] = []
-    passes: list[list[int]] = []
-    one_pass = gat_pyg.runs.stacked.one_pass
-
-    def small(runs: list[Run], *others: Any) -> None:
-        passes.append([run.seed for run in runs])
-        if len(runs) > 2:
-            raise RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"
-            )
-        one_pass(runs, *others)
-
-    monkeypatch.setattr(gat_pyg.runs.stacked, "one_pass", small)
-    monkeypatch.setattr(gat_pyg.seeds.planning, "rank_zero_print", output.append)
-    command(*SMALL, "runs=5", "training.max_epochs=2")
-    assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
-    assert output == [f"Memory does not suffice for {n} runs at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
-    assert len(read("outputs/results.jsonl")) == 5
 
 
 def test_a_run_from_a_checkpoint_that_dies_at_once_starts_from_it_again(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,13 +13,12 @@ from torch_geometric.nn import GIN
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
 from gat_pyg.seeds import EachStopping, Member, StackedInductive, train
-from gat_pyg.seeds.module import IN_TURN
 from gat_pyg.seeds.planning import _largest_batch
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
 from tests.objectives import OBJECTIVES, WITH_GRAPHS, headed
-from tests.seeds.test_seeds import Dropped, Make, Runs, alone, assert_same, float64, in_float64, stacked
+from tests.seeds.test_seeds import Dropped, Make, alone, assert_same, float64, in_float64, stacked
 from tests.training.loaders import pytestmark, trainer  # noqa: F401 (marks of this file)
 
 BATCH = 2  # of five training graphs: the last batch is smaller
@@ -53,28 +50,23 @@ def test_every_epoch_is_that_of_the_seed_alone(objective: str, model: str):
     task = in_float64(OBJECTIVES[objective]())
     with float64():
         one, other = (
-            run(lambda: headed(MODELS[model](), task), task, [3, 0], 3, batch_size=BATCH) for run in (alone, stacked)
+            run(lambda: headed(MODELS[model](), task), task, [3, 0], 2, batch_size=BATCH) for run in (alone, stacked)
         )
     assert_same(one, other)
 
 
-@functools.cache
-def three_alone() -> Runs:
-    task = in_float64(OBJECTIVES["graphs"]())
-    with float64():
-        return alone(lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, batch_size=BATCH)
+def test_each_stops_when_it_would_and_the_rest_go_on_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gat_pyg.seeds.module.IN_TURN", 0)
+    task, options = in_float64(OBJECTIVES["graphs"]()), {"patience": 2, "batch_size": BATCH}
 
+    def make() -> nn.Module:
+        return headed(MODELS["GAT"](), task)
 
-@pytest.mark.parametrize(("leave", "limit"), [(range(1000), IN_TURN), ([6], 0)], ids=["vmap", "in turn"])
-def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int], limit: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gat_pyg.seeds.module.IN_TURN", limit)
-    task = in_float64(OBJECTIVES["graphs"]())
     with float64():
-        other = stacked(
-            lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, leave=leave, batch_size=BATCH
-        )
-    assert len({outcome.epochs for outcome in three_alone()[0].values()}) > 1
-    assert_same(three_alone(), other)
+        one = alone(make, task, range(3), 15, **options)
+        other = stacked(make, task, range(3), 15, leave=[6], **options)
+    assert len({outcome.epochs for outcome in one[0].values()}) > 1
+    assert_same(one, other)
     assert other[2].left_at
 
 
@@ -86,7 +78,7 @@ def test_in_passes_all_seeds_take_the_order_of_the_first():
 
     options = {
         "batch_size": BATCH,
-        "max_epochs": 3,
+        "max_epochs": 2,
         "progress": False,
         "accelerator": "cpu",
         "optimisation": Optimisation(0.01),

@@ -115,10 +115,13 @@ class Masks(Dropped):
 
 
 MAKES: dict[str, Make] = {
-    "GAT": lambda: GAT(6, [4], 3, [2, 1]),
-    "the authors' GAT": lambda: GAT(6, [4, 8], 3, [2, 1, 2], residual=[False, True, False], reproduction=True),
-    "GATv2": lambda: GAT(6, [4], 3, [2, 1], mechanism="gatv2"),
-    "Const-GAT": lambda: GAT(6, [4], 3, [2, 1], mechanism="constant"),
+    "GAT": lambda: GAT(6, [4], 3, [2, 1], dropout=0.5),
+    "GAT, sparse features": lambda: GAT(6, [4], 3, [2, 1], dropout=0.5),
+    "the authors' GAT": lambda: GAT(
+        6, [4, 8], 3, [2, 1, 2], residual=[False, True, False], dropout=0.5, reproduction=True
+    ),
+    "the authors' GAT, sparse features": lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, reproduction=True),
+    "GATv2": lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, mechanism="gatv2"),
     "PyG's GAT": lambda: PYG_GAT(6, 4, 2, 3, heads=2),
     # without the bias before it, which it takes away: there Adam makes much of rounding
     "GCN with batch norm": lambda: GCN(6, 4, 2, 3, norm="batch_norm", bias=False),
@@ -269,7 +272,7 @@ def float64():
 def test_every_step_is_that_of_the_seed_alone(name: str):
     task = in_float64(small(multilabel=name in ("GATv2", "MLP")))
     with float64():
-        assert_same(*(run(MAKES[name], task, [3, 0], 4) for run in (alone, stacked)))
+        assert_same(*(run(MAKES[name], task, [3, 0], 3, sparse="sparse" in name) for run in (alone, stacked)))
 
 
 @pytest.mark.kernels
@@ -344,16 +347,16 @@ def test_settings_that_no_stack_can_have_are_trained_one_after_the_other(monkeyp
     monkeypatch.setattr(
         fitting, "fit_stack", lambda models, *rest, **its: sizes.append(len(models)) or fit(models, *rest, **its)
     )
-    results, _ = train(MAKES["GAT"], small(), [3], settings=[{}, *UNLIKE, {"lr": 0.1}], **options)
+    results, _ = train(MAKES["MLP"], small(), [3], settings=[{}, *UNLIKE, {"lr": 0.1}], **options)
     assert sizes == [2, 1, 1, 1, 1, 1]
-    for setting, result in zip([{}, *UNLIKE], results, strict=False):
-        (own,), _ = train(MAKES["GAT"], small(), [3], settings=[setting], **options)
-        assert own.val == pytest.approx(result.val) and result.settings == setting
+    assert [result.settings for result in results] == [{}, *UNLIKE, {"lr": 0.1}]
+    (own,), _ = train(MAKES["MLP"], small(), [3], settings=UNLIKE[:1], **options)
+    assert own.val == pytest.approx(results[1].val) != results[0].val
     (one, *_), (*_, other) = several(small(), [3], 0.1, 5, [{}]), several(small(), [3], 0.1, 5, [{"ema": 0.5}])
     with pytest.raises(
         ValueError, match=r"a member of the stack has seed 3, .*ema=0\.5.*, expected the loss, .*ema=None"
     ):
-        Stacked([MAKES["GAT"](), MAKES["GAT"]()], [one, other])
+        Stacked([MAKES["MLP"](), MAKES["MLP"]()], [one, other])
 
 
 def test_a_scheduler_that_is_not_torchs_has_one_setting_of_the_optimizer():
@@ -373,7 +376,7 @@ def test_members_may_differ_in_dropout(sparse: bool):
     settings = [dict(zip(names, p, strict=True)) for p in ((0.6, 0.6), (0.0, 0.4), (0.3, 0.0))]
     make = lambda **options: GAT(6, [4], 3, [2, 1], **options)  # noqa: E731
     with float64():
-        assert_same(*(run(make, task, [3], 4, sparse=sparse, settings=settings) for run in (alone, stacked)))
+        assert_same(*(run(make, task, [3], 2, sparse=sparse, settings=settings) for run in (alone, stacked)))
 
 
 def test_torchs_dropout_has_the_probability_of_each_member():
@@ -392,7 +395,7 @@ def six_alone() -> Runs:
         return alone(MAKES["GAT"], task, range(6), 300, patience=5)
 
 
-@pytest.mark.parametrize("leave", [None, range(1000), range(1, 1000, 7)], ids=str)
+@pytest.mark.parametrize("leave", [None, range(1, 1000, 7)], ids=str)
 def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int] | None):
     task = in_float64(small())
     with float64():
@@ -535,36 +538,6 @@ def test_keys_of_seeds_and_epochs_are_far_apart():
     assert (bits.float().mean(0) - 0.5).abs().max() < 5 * 0.5 / 50
 
 
-DRAWS: dict[str, tuple[Make, bool]] = {
-    "drawn seeds": (Dropped, False),
-    "GAT, sparse features": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), True),
-    "the authors' GAT, sparse features": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, reproduction=True), True),
-    "GATv2": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, mechanism="gatv2"), False),
-}
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_with_dropout_a_seed_does_not_depend_on_the_others(name: str):
-    (make, sparse), task = DRAWS[name], in_float64(small())
-    thorough = name == "GAT, sparse features"
-    limit = 12 if thorough else 4
-    with float64():
-        whole = stacked(make, task, range(5), limit, patience=3, sparse=sparse, leave=())
-        epochs = [outcome.epochs for outcome in whole[0].values()]
-
-        def assert_part(seeds: Sequence[int], other: Runs) -> None:
-            keys = [f"seed {seed}" for seed in seeds]
-            part = tuple({key: value for key, value in results.items() if key in keys} for results in whole[:2])
-            assert_same((*part, whole[2]), other)
-
-        for order in ([4, 2, 0, 1, 3], [3], [1, 4]) if thorough else ([4, 2, 0, 1, 3],):
-            leave = range(0, 100, 3) if len(order) > 2 else ()
-            assert_part(order, stacked(make, task, order, limit, patience=3, sparse=sparse, leave=leave))
-        some = range(5) if thorough else [0, 3]
-        assert_part(some, alone(make, task, some, limit, patience=3, sparse=sparse))
-    assert len(set(epochs)) > 1 or not thorough
-
-
 def test_masks_of_different_seeds_are_independent():
     seeds, p = 40, 0.5
     module = Stacked([Masks() for _ in range(seeds)], of_seeds(range(seeds)))
@@ -624,7 +597,7 @@ def test_interrupted_seeds_end_like_uninterrupted_ones(name: str, saved: float, 
     epochs = sorted(outcome.epochs for outcome in whole)
     first, last = epochs[0], epochs[-1]
     assert first < last - 1  # killed before and after some had left
-    kills = [(1, "batch"), (first - 1, "start"), (last - 2, "validation"), (last - 1, "batch"), (last - 1, "start")]
+    kills = [(1, "batch"), (first - 1, "start"), (last - 1, "batch")]
     killed, again = interrupted(name, tmp_path / "killed", kills, saved)
     for one, other in zip(whole, killed, strict=True):
         assert replace(other, seconds=one.seconds) == one
@@ -654,24 +627,20 @@ def test_a_checkpoint_of_other_seeds_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("name", ["GAT", "settings"])
-def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch):
-    task, seeds, options = small(), range(5), {"patience": 5, "leave": range(100)}
-    make: Callable[..., nn.Module] = Penalised if name == "settings" else MAKES[name]
-    if name == "settings":
-        seeds, options["settings"] = range(1), STEPS
-    replayed = stacked(make, task, seeds, 60, **options)
+def test_a_captured_step_of_a_stack_is_a_step(monkeypatch: pytest.MonkeyPatch):
+    options: dict[str, Any] = {"patience": 3, "leave": range(100), "settings": STEPS}
+    replayed = stacked(Penalised, small(), [3], 12, **options)
     epochs, sizes = max(outcome.epochs for outcome in replayed[0].values()), 1 + len(replayed[2].left_at)
     assert FakeGraph.replays == 2 * (epochs - sizes) and sizes > 1  # the first epoch of each stack is not captured
     monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
-    assert_same(stacked(make, task, seeds, 60, **options), replayed, atol=0.0)
+    assert_same(stacked(Penalised, small(), [3], 12, **options), replayed, atol=0.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_captured_step_of_a_stack_is_a_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     captured, init = [], Captured.__init__
     monkeypatch.setattr(Captured, "__init__", lambda self, *arguments: captured.append(self) or init(self, *arguments))
-    make, _ = DRAWS["GAT, sparse features"]
+    make = MAKES["GAT"]
     replayed = stacked(make, small(), range(3), 6, accelerator="gpu")
     assert len(captured) == 2  # training and validation
     monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
@@ -872,7 +841,7 @@ def test_trainings_that_would_not_be_those_of_each_seed_are_errors(arguments: di
 def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str]):
     members = of_seeds(range(6), Optimisation(0.01), patience=4)
     stopping = EachStopping(members)
-    module = Stacked([_built(member, MAKES["GAT"]) for member in members], members)
+    module = Stacked([_built(member, MAKES["MLP"]) for member in members], members)
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine  epoch 1  6/6 running  val \d+\.\d to \d+\.\d %", lines[0]), lines[0]
