@@ -152,20 +152,15 @@ def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows:
         torch.where(mask.view(-1, *[1] * (value.dim() - 1)), source[key], value, out=value)
 
 
-class EachMetrics(Callback):
+class EachMetrics(MetricsFile):
     """A `MetricsFile` for each member, with the epochs until it stopped.
 
     Its place in the list of callbacks is before `EachStopping`.
     """
 
     def __init__(self, paths: Sequence[str | Path], stopping: EachStopping) -> None:
-        self.files = dict(enumerate(map(MetricsFile, paths)))
+        super().__init__(*paths)
         self.stopping = stopping
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discard lines newer than the checkpoint."""
-        for file in self.files.values():
-            file.on_train_start(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the epoch's line for each member that was running."""
@@ -173,30 +168,6 @@ class EachMetrics(Callback):
         for number, metrics in zip(module.rows, module.metrics, strict=True):
             if self.stopping.rules[number].epoch == epoch:
                 self.files[number].add(epoch, metrics)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write all buffered lines, so that the files have every epoch of the checkpoint."""
-        for file in self.files.values():
-            file.on_save_checkpoint(trainer, pl_module, checkpoint)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the last lines."""
-        for file in self.files.values():
-            file.on_train_end(trainer, pl_module)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write the remaining lines."""
-        for file in self.files.values():
-            file.on_exception(trainer, pl_module, exception)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of lines of each file, for the checkpoint."""
-        return {"files": {number: file.state_dict() for number, file in self.files.items()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after a checkpoint's lines."""
-        for number, state in state_dict["files"].items():
-            self.files[number].load_state_dict(state)
 
 
 class EachProgress(Progress):

@@ -48,38 +48,29 @@ def quiet() -> Iterator[None]:
                 logger.setLevel(levels[name])
 
 
-class MetricsFile(Callback):
-    """One line of `metrics.csv` per epoch: its number, counted from 1, and all logged metrics.
+class _Lines:
+    """The lines of a file of metrics: whole lines are appended about once a second."""
 
-    Whole lines are appended about once a second and before each checkpoint, so the file has every epoch of the
-    checkpoint. A resumed run removes the lines of later epochs, which it will write again.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._rows = 0
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
         self._columns: list[str] = []
         self._buffer = io.StringIO()
         self._flushed = float("-inf")
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin(self) -> None:
         """Discard lines newer than the checkpoint."""
-        if not trainer.is_global_zero or not self.path.is_file():
+        if not self.path.is_file():
             return
-        lines = self.path.read_bytes().splitlines(keepends=True)[: self._rows + 1]
-        if self._rows == 0 or len(lines) < self._rows + 1:
+        lines = self.path.read_bytes().splitlines(keepends=True)[: self.rows + 1]
+        if self.rows == 0 or len(lines) < self.rows + 1:
             lines = []  # a run from the start, or a checkpoint of another run
         self._columns = next(csv.reader([lines[0].decode()]), []) if lines else []
         write_whole(self.path, lambda beside: beside.write_bytes(b"".join(lines)))
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the epoch's line."""
-        if trainer.is_global_zero:
-            self.add(trainer.current_epoch + 1, {key: float(value) for key, value in trainer.callback_metrics.items()})
-
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
         """Add an epoch's line."""
-        self._rows += 1
+        self.rows += 1
         writer = csv.writer(self._buffer, lineterminator="\n")
         if not self._columns:
             self._columns = ["epoch", *sorted(values)]
@@ -87,35 +78,64 @@ class MetricsFile(Callback):
         row = {"epoch": epoch, **values}
         writer.writerow([f"{row[column]:.7g}" if column in row else "" for column in self._columns])
         if time.monotonic() - self._flushed > 1.0:
-            self._flush()
+            self.flush()
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write all buffered lines, so that the file has every epoch of the checkpoint."""
-        self._flush()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the last lines."""
-        self._flush()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write the remaining lines; an error in this does not replace the first one."""
-        with suppress(OSError):
-            self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the lines that are left."""
         self._flushed = time.monotonic()
         if text := self._buffer.getvalue():
             with self.path.open("ab", buffering=0) as file:
                 add(file.fileno(), text.encode(), self.path)
             self._buffer = io.StringIO()
 
+
+class MetricsFile(Callback):
+    """One line of `metrics.csv` per epoch: its number, counted from 1, and all logged metrics.
+
+    Whole lines are appended about once a second and before each checkpoint, so the file has every epoch of the
+    checkpoint. A resumed run removes the lines of later epochs, which it will write again.
+
+    Args:
+        paths: the file; for a stack of models, which overrides `on_train_epoch_end`, that of each of them.
+    """
+
+    def __init__(self, *paths: str | Path) -> None:
+        self.files = [_Lines(Path(path)) for path in paths]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Discard lines newer than the checkpoint."""
+        for file in self.files if trainer.is_global_zero else ():
+            file.begin()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the epoch's line."""
+        if trainer.is_global_zero:
+            metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+            self.files[0].add(trainer.current_epoch + 1, metrics)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write all buffered lines, so that the file has every epoch of the checkpoint."""
+        self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last lines."""
+        for file in self.files:
+            file.flush()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write the remaining lines; an error in this does not replace the first one."""
+        with suppress(OSError):
+            self.on_train_end(trainer, pl_module)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of lines, for the checkpoint."""
-        return {"rows": self._rows}
+        """Return the number of lines of each file, for the checkpoint."""
+        return {"rows": [file.rows for file in self.files]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after a checkpoint's lines."""
-        self._rows = state_dict["rows"]
+        """Continue after a checkpoint's lines; that of an earlier version has one number."""
+        rows = state_dict["rows"]
+        for file, number in zip(self.files, rows if isinstance(rows, list) else [rows], strict=True):
+            file.rows = number
 
 
 # Progress ----------------------------------------------------------------------------------------------------------
