@@ -132,16 +132,16 @@ def test_dst_is_the_node_that_attends(layer: type[nn.Module]) -> None:
 
 
 def test_places_are_the_same_for_the_same_seed() -> None:
-    features = torch.randn(40, 60)  # more than are taken
-    assert torch.equal(tsne(features), tsne(features))
-    assert tsne(features).shape == (40, 2)
+    features = torch.randn(60, 60)  # more than are taken
+    first = tsne(features)
+    _tsne.cache_clear()
+    assert torch.equal(tsne(features), first) and first.shape == (60, 2)
     assert tsne(torch.zeros(4, 1)).isfinite().all()
 
 
 def test_figures_of_a_model_share_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = []
-    fit = TSNE.fit_transform
-    monkeypatch.setattr(TSNE, "fit_transform", lambda self, x: calls.append(1) or fit(self, x))
+    monkeypatch.setattr(TSNE, "fit_transform", lambda self, x: calls.append(1) or x[:, :2].copy())
     _tsne.cache_clear()
     net, data = model(), data_of(RANDOM)
     attention_figure(net, data)
@@ -311,7 +311,11 @@ def test_figures_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("graph", "net"),
-    [(NO_EDGES, model()), (ONE_NODE, pyg.TransformerConv(16, 3)), (ISOLATED, pyg.TransformerConv(16, 3))],
+    [
+        pytest.param(NO_EDGES, model(), marks=pytest.mark.weekly),
+        (ONE_NODE, pyg.TransformerConv(16, 3)),
+        (ISOLATED, pyg.TransformerConv(16, 3)),
+    ],
     ids=["no edges", "one node", "isolated"],
 )
 def test_every_graph_is_drawn(graph: Graph, net: nn.Module) -> None:

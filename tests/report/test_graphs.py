@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -280,8 +281,9 @@ def test_few_graphs_are_drawn_once() -> None:
 def test_the_command_draws_the_graphs_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gat_pyg.report.figures.graphs, "sheet_figure", partial(sheet_figure, number=1))
     monkeypatch.setattr("gat_pyg.report.write.load", lambda run: model())
-    monkeypatch.setattr("gat_pyg.runs.build.task_of", lambda run: task("quantity"))
+    monkeypatch.setattr("gat_pyg.runs.task.task_of", lambda run: task("quantity"))
     (tmp_path / MODEL).touch()
     metrics = ("rmse", "mae")
     lines = at(one("GAT", "acetamides", 1.0, 0, metric, run_dir=str(tmp_path), item="graph") for metric in metrics)
