@@ -37,7 +37,7 @@ from tests.scores import ADDITIVE, CONSTANT, DOT_EDGES, GATV2_EDGES, SCORES, Ten
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 LAYERS |= {name: partial(GATConv, mechanism=name) for name in MECHANISMS if name != "additive"}
 weekly = pytest.mark.weekly
-SAME = ("constant", "gatv2", "cosine")  # as another mechanism to a compiler
+SAME = ("constant", "gatv2", "cosine", "dot")  # as GATConv or GATv2Conv to a compiler
 every_layer = pytest.mark.parametrize("name", [pytest.param(name, marks=[weekly] * (name in SAME)) for name in LAYERS])
 
 

@@ -54,12 +54,12 @@ weekly = pytest.mark.weekly
 
 # The paper's hidden layers and, in tiles of a head, its last one; of DOT_EDGES: test_any_number_of_features_of_an_edge
 LARGER = {ADDITIVE: [(8, 8), (1, 121)], GATV2_EDGES: [(1, 121)]}
+WEEKLY = [pytest.param(names, marks=weekly) for names in (*TERMS[2:], WEIGHTED[1])]
 FEW = [EMPTY, ISOLATED, LOOPS, BIPARTITE]  # for Triton's interpreter, which takes long
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=weekly)], ids=["", "all sizes"])
-@pytest.mark.parametrize("names", [CONSTANT, *TERMS[:2], *(pytest.param(names, marks=weekly) for names in TERMS[2:]),
-                                   *SCORES, *WEIGHTED])  # fmt: skip
+@pytest.mark.parametrize("names", [CONSTANT, *SCORES, *TERMS[:2], WEIGHTED[0], WEIGHTED[2], *WEEKLY])
 def test_the_kernels_are_the_reference(names: str, whole: bool, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every graph: the output, the attention and every gradient; of some sizes on one graph, if not `whole`."""
     options = {"dropout": 0.3, "negative_slope": 0.1, "return_attention_weights": True}

@@ -27,7 +27,6 @@ from gat_pyg.graph.memory import elements
 from gat_pyg.kernels.cpu import rows
 from tests.attention.comparisons import (
     EVERYWHERE,
-    FOLDERS,
     MEMORY,
     SMALL,
     Place,
@@ -43,7 +42,7 @@ from tests.attention.comparisons import (
 )
 from tests.graphs import BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph
 from tests.laws import SIZES, assert_close, edges_of
-from tests.scores import ADDITIVE, GATV2, SCORES, leaves_of
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, leaves_of
 
 weekly = pytest.mark.weekly
 
@@ -221,8 +220,8 @@ def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("names", "speed"),
     [
-        *((names, True) for names in FOLDERS),
-        *(pytest.param(*case, marks=weekly) for case in ((ADDITIVE, False), (GATV2, True), ("x x_dst", True))),
+        *((names, True) for names in (ADDITIVE, GATV2_EDGES)),
+        *(pytest.param(*case, marks=weekly) for case in ((ADDITIVE, False), (GATV2, True), (DOT_EDGES, True))),
     ],
 )
 def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
