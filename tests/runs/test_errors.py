@@ -24,6 +24,7 @@ import gat_pyg.runs.network
 import gat_pyg.runs.process
 import gat_pyg.runs.stacked
 import gat_pyg.sweeps.job
+from gat_pyg.files import try_lock
 from gat_pyg.runs.result import read
 from tests.commands import NORM, SETS, SMALL, Command, runs, weights
 
@@ -279,6 +280,11 @@ def test_full_disk_is_reported_and_loses_nothing(command: Command, monkeypatch: 
 def test_a_folder_with_a_run_is_not_written_over(command: Command):
     command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine")
     before = {path: path.read_bytes() for path in Path("mine").iterdir()}
+    Path("used").mkdir()
+    lock = try_lock(Path("used/.lock"))
+    assert lock is not None
+    assert "used is in use by another process" in command("model=mlp", "hydra.run.dir=used", fails=True)
+    os.close(lock)
     output = command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine", fails=True)
     assert re.search(r"mine already holds a run, which would be lost\.", output)
     assert {path: path.read_bytes() for path in Path("mine").iterdir()} == before

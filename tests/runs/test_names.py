@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from gat_pyg.runs.result import read
+from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
-from gat_pyg.settings.names import run_name
+from gat_pyg.settings.names import dataset_name, run_name
+from gat_pyg.settings.overrides import translated
+from gat_pyg.settings.settings import Settings
 from tests.commands import KARATE, SETS, Command, runs
 from tests.graphs import amazon_files
 
@@ -19,20 +22,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 SPLIT = ("split.per_class=5", "split.val=10", "split.test=20", "data_root=data")
 
 
-def names_of_runs() -> list[str]:
-    """The names of the run folders without their time, in the order of the runs."""
-    return [path.name.split("_", 3)[3] for path in runs()]
+def parsed(*overrides: str) -> Settings:
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        return Settings.parse(compose("config", translated(overrides)))
 
 
-def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_one_learning_rate(command: Command):
-    for name in ("Photo", "Computers"):
+def folder_of(*overrides: str) -> str:
+    """Return the name of a run's folder without its time."""
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        return run_name(compose("config", [*overrides], return_hydra_config=True))
+
+
+def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_one_learning_rate():
+    for name, model in product(("Photo", "Computers"), ("gat", "mlp")):
         amazon_files(Path("data"), name)
-        for model in ("gat", "mlp"):
-            arguments = (f"dataset._target_={SETS}.Amazon", f"+dataset.name={name}", f"model={model}", *SPLIT)
-            command(*arguments, "training.max_epochs=2")
-    assert [one.dataset for one in read("outputs/results.jsonl")] == ["photo"] * 2 + ["computers"] * 2
-    assert names_of_runs() == [f"{model}_{name}" for name in ("photo", "computers") for model in ("gat", "mlp")]
-    assert {OmegaConf.load(folder / "config.yaml").training.lr for folder in runs()} == {0.003}
+        overrides = (f"dataset._target_={SETS}.Amazon", f"+dataset.name={name}", f"model={model}", *SPLIT)
+        assert folder_of(*overrides) == f"{model}_{name.lower()}"
+        settings = suited(parsed(*overrides), overrides)
+        assert (dataset_name(settings.dataset.values), settings.training.lr) == (name.lower(), 0.003)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +84,11 @@ NAMES = {
 
 def test_folder_is_named_after_method_and_dataset(command: Command):
     command("training.max_epochs=1")
-    assert names_of_runs() == [NAMES[""]]
-    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
-        for arguments, name in NAMES.items():
-            assert run_name(compose("config", arguments.split(), return_hydra_config=True)) == name
+    assert [path.name.split("_", 3)[3] for path in runs()] == [NAMES[""]]
+    for arguments, name in NAMES.items():
+        assert folder_of(*arguments.split()) == name
 
 
-def test_a_replaced_model_does_not_keep_the_methods_name(command: Command):
-    for own in ([], ["model.method=Mine"]):
-        command("model=gcn64", "model._target_=gat_pyg.models.baselines.GCN", *own, "training.max_epochs=1")
-    assert [one.method for one in read("outputs/results.jsonl")] == ["GCN", "Mine"]
+def test_a_replaced_model_does_not_keep_the_methods_name():
+    for own, method in ([], "GCN"), (["model.method=Mine"], "Mine"):
+        assert parsed("model=gcn64", "model._target_=gat_pyg.models.baselines.GCN", *own).model.method == method

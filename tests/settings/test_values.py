@@ -125,15 +125,16 @@ def test_every_setting_is_refused_by_its_rule_with_its_name():
             Settings.parse(changed([(name, {})]))
 
 
-@pytest.mark.parametrize("choice", [f"{group}={name}" for group in ("loader", "trainer") for name in names(group)])
-def test_settings_come_back_from_their_plain_values(choice: str):
-    config = composed(choice, "vectorize=on", "methods=[[gat,'runs=2']]")
-    settings = Settings.parse(config)
-    assert Settings.parse(OmegaConf.create(settings.to_dict())) == settings
-    plain, values = flattened(OmegaConf.to_container(config, resolve=True)), flattened(settings.to_dict())
-    for key in ("num_neighbors", "num_parts", "num_links"):  # null, as if it were not set
-        assert plain.pop(f"loader.{key}", None) == values.pop(f"loader.{key}", None)
-    assert values == plain | {"vectorize": True}
+@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "optimizer", "scheduler"])
+def test_settings_come_back_from_their_plain_values(group: str):
+    for name in names(group):
+        config = composed(f"{group}={name}", "vectorize=on", "methods=[[gat,'runs=2']]", "training.max_epochs=60")
+        settings = Settings.parse(config)
+        assert Settings.parse(OmegaConf.create(settings.to_dict())) == settings
+        plain, values = flattened(OmegaConf.to_container(config, resolve=True)), flattened(settings.to_dict())
+        for key in ("num_neighbors", "num_parts", "num_links"):  # null, as if it were not set
+            assert plain.pop(f"loader.{key}", None) == values.pop(f"loader.{key}", None)
+        assert values == plain | {"vectorize": True}
 
 
 def test_average_precision_has_one_name():

@@ -181,6 +181,8 @@ def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trai
         np.testing.assert_allclose(best.probability, sorted(own.values(), reverse=True)[:3], rtol=1e-5)
         np.testing.assert_allclose(best.probability, [own[other] for other in best[kind.ids[1]]], rtol=1e-5)
     assert {*frame[kind.ids[0]]} == {names[i] for i, _ in pairs}
+    with pytest.raises(ValueError, match="predicts links: give data.edge_label_index"):
+        predict(run, Data(graph.x, graph.edge_index))
 
 
 def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: Runs, tmp_path: Path):
