@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gat_pyg.report.general import rows_of
 from omegaconf import OmegaConf
 
+from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import gathered
 from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.result import read
