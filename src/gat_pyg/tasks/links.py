@@ -129,22 +129,21 @@ class LinkLabels(OfEdges, Binary):
         if "edge_label_index" not in data:
             raise ValueError("The run predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
 
-    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the summed loss, the number of pairs n, and n times each score of `measures`."""
+    def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
+        """Return each score of `measures` times the number of pairs."""
         size, scores = int(self.known(y).sum()), self._scores(out, y)
-        values = [float(self.summed_loss(out, y)), float(size), *(size * scores[name] for name in self.measures)]
-        return torch.tensor(values, dtype=widest(out), device=out.device)
+        return [torch.tensor(size * scores[name], dtype=widest(out), device=out.device) for name in self.measures]
 
-    def score(self, statistics: Sequence[float] | Tensor) -> float:
+    def score_of_counts(self, size: float, *counts: float) -> float:
         """Return the score that `ranked_by` names."""
-        return self._divided(statistics)[self.ranked_by]
+        return dict(zip(self.measures, counts, strict=True))[self.ranked_by] / max(size, 1.0)
 
     def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
         """Return the loss and all scores of each split; only the loss for the training."""
         metrics = super().metrics(statistics)
         for split, values in statistics.items():
             if split != "train":
-                scores = self._divided(values)
+                scores = {name: self.scored_by(name).score(values) for name in self.measures}
                 metrics |= {f"{split}_{name}": float(np.float32(score)) for name, score in scores.items()}
         return metrics
 
@@ -168,10 +167,6 @@ class LinkLabels(OfEdges, Binary):
         ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
         precision = average_precision(pos, neg)
         return {"roc_auc": roc_auc(pos, neg), "average_precision": precision, "mrr": mrr(pos, neg), **ranked}
-
-    def _divided(self, statistics: Sequence[float] | Tensor) -> dict[str, float]:
-        _, size, *sums = statistics
-        return {name: float(value) / max(float(size), 1.0) for name, value in zip(self.measures, sums, strict=True)}
 
 
 def _keys(data: Data, pairs: Tensor) -> Tensor:
