@@ -354,6 +354,16 @@ def test_settings_that_no_stack_can_have_are_trained_one_after_the_other(monkeyp
         Stacked([MAKES["MLP"](), MAKES["MLP"]()], [one, other])
 
 
+def test_functions_of_one_name_are_schedules_of_their_own():
+    schedules = [
+        functools.partial(optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch, q=q: q**epoch) for q in (0.9, 1)
+    ]
+    keys = [
+        Member(0, NodeLabels(3), Optimisation(0.1, scheduler=make)).stack_key for make in [*schedules, schedules[0]]
+    ]
+    assert keys[0] == keys[2] != keys[1]
+
+
 def test_a_scheduler_that_is_not_torchs_has_one_setting_of_the_optimizer():
     def own(optimizer: optim.Optimizer) -> Any:
         return CosineAnnealingLR(optimizer, 9, eta_min=optimizer.param_groups[0]["lr"] / 2)

@@ -48,12 +48,13 @@ class Member:
     def stack_key(self) -> tuple[Any, ...]:
         """A key that is equal for members that one stack may have: they have one loss, schedule and kind of optimizer.
 
-        A scheduler that is not torch's may depend on any of the optimizer's settings, so these are the same too.
+        A scheduler that is not torch's may depend on any of the optimizer's settings, so these are the same too. Two
+        functions are two schedules, also if they have one name.
         """
         its = self.optimisation
         optimizer, scheduler = _called(its.optimizer), _called(its.scheduler)
-        others = "" if scheduler is None or scheduler.__module__ == TORCHS else spelled(its)
-        steps = id(optimizer), id(scheduler), spelled(its.scheduler), its.warmup, its.ema, others
+        others = "" if scheduler is None or scheduler.__module__ == TORCHS else repr(its)
+        steps = id(optimizer), id(scheduler), repr(its.scheduler), its.warmup, its.ema, others
         return spelled(self.objective), *steps
 
 
