@@ -268,7 +268,7 @@ def test_operations() -> None:
 @st.composite
 def layers(draw: Any) -> Draw:
     graph = draw(graphs(ids=IDS[:1]))
-    fixed = {"backend": "auto"} | ({} if LONG else {"batch": 0})  # a batch has kernels of its own
+    fixed = {"backend": "auto"} | ({} if LONG else {"batch": 0, "weight": None})  # these have kernels of their own
     seed, kind = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([*LAYERS]))
     return Draw(seed, kind, Graph(graph.kind, graph.index(), graph.num_src, graph.num_dst), **fixed)
 
