@@ -42,7 +42,7 @@ class StackPlan(NamedTuple):
         """Return how many of `count` models to train at once, in passes of equal size; on a GPU, first try all.
 
         >>> StackPlan(False, bytes_per_model=300 << 20).size(torch.device("cpu"), 10)
-        4
+        3
         """
         largest = max(1, CPU_BUDGET // max(self.bytes_per_model, 1)) if device.type == "cpu" else count
         passes = -(-count // largest)
