@@ -385,7 +385,7 @@ def forward_pass(
         arrays = [None if each is None else elements(each) for each in (*results, None, None)[:4]]
         for model in range(shape.models):
             _merge(model, shape.models, chunks.long, chunks.first, *arrays, heads, channels)
-    out, *others = (shape.first(each, edges.num_dst) for each in results if each is not None)
+    out, *others = [shape.first(each, edges.num_dst) for each in results if each is not None]
     return converted(out, dtype), *others
 
 
