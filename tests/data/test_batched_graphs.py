@@ -17,11 +17,13 @@ from torch_geometric.utils import to_undirected
 
 import gat_pyg.data.collate
 from gat_pyg.data import Collate, Task, digits, from_dataset, from_file, links
+from gat_pyg.data.arrays.detection import objective_class
 from gat_pyg.models import GAT
 from gat_pyg.models.encoders import Encoded, Encoder, num_categories, num_unknown
 from gat_pyg.runs.model_file import save_model
 from gat_pyg.runs.task import warn_of_unknown_categories
 from gat_pyg.sweeps.messages import sizes
+from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.trained.predict import predict
 
@@ -264,6 +266,11 @@ def test_links_of_a_file_without_features_are_predicted_by_ids(tmp_path: Path):
 
 def ring(y: Tensor) -> Data:
     return Data(torch.eye(12), torch.stack([torch.arange(12), torch.arange(12).roll(1)]), y=y)
+
+
+def test_labels_are_of_graphs_also_where_one_has_a_single_node():
+    graphs = [Data(x=torch.ones(N, 1), edge_index=torch.zeros(2, 0).long(), y=torch.tensor([N % 2])) for N in (1, 2, 3)]
+    assert objective_class(graphs, None) is GraphLabels
 
 
 def test_one_hot_labels_are_many_labels_with_a_hint():

@@ -79,7 +79,7 @@ def test_ties_go_to_the_lower_number():
 def test_a_gat_on_digits_beats_an_mlp():
     def accuracy(model: torch.nn.Module, *edge_index: Tensor) -> float:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.03, weight_decay=5e-4)
-        for _ in range(20):
+        for _ in range(30):
             optimizer.zero_grad()
             F.cross_entropy(model(data.x, *edge_index)[data.train_mask], data.y[data.train_mask]).backward()
             optimizer.step()
@@ -90,7 +90,7 @@ def test_a_gat_on_digits_beats_an_mlp():
     data = digits().train[0]
     gat = accuracy(GAT(64, [16], 10, heads=[2, 1], dropout=0.0, backend="segment"), data.edge_index)
     mlp = accuracy(MLP([64, 64, 10], norm=None))
-    assert gat > 0.95 and gat > mlp + 0.02, (gat, mlp)
+    assert gat > 0.95 and gat > mlp + 0.03, (gat, mlp)
 
 
 # Planted ------------------------------------------------------------------------------------------------------------

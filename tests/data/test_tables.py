@@ -280,6 +280,18 @@ def test_links_of_the_future_are_neither_messages_nor_training_links():
     assert not set(first) & {(*pair,) for pair in data.edge_label_index[:, data.y == 0].t().tolist()}
 
 
+def test_a_repeated_link_has_the_mean_of_its_features_in_its_split():
+    rows = [("a", "b", 1), ("b", "a", 3), ("c", "a", 6), ("a", "b", 9), ("c", "d", 5), ("b", "c", 7)]
+    edges = pd.DataFrame(rows, columns=["src", "dst", "w"]).assign(part=["train"] * 3 + ["val"] * 2 + ["test"])
+    data = tables(pd.DataFrame({"id": list("abcd"), "x": [1.0, 2.0, 4.0, 3.0]}), edges, column="part").train[0]
+    weights = np.array([1, 3, 6])
+    values = {pair: (w - weights.mean()) / weights.std() for pair, w in {(0, 1): 2, (0, 2): 6}.items()}
+    messages = {
+        (*pair,): w for pair, w in zip(data.edge_index.t().tolist(), data.edge_attr[:, 0].tolist(), strict=True)
+    }
+    assert messages == pytest.approx(values | {pair[::-1]: w for pair, w in values.items()})
+
+
 def test_edges_keep_their_rows_and_the_reverse_ones_are_marked():
     nodes = pd.DataFrame({"id": [1, 2, 3], "x": [1.0, 2.0, 4.0]})
     edges = pd.DataFrame({"src": [1, 1, 2, 3, 3], "dst": [2, 2, 3, 1, 1], "w": [1.0, 2.0, 3.0, 4.0, 5.0]})
@@ -343,6 +355,13 @@ def test_a_table_that_the_earlier_run_lacked_is_named():
     edges = pd.DataFrame({"src": range(6), "dst": [1, 2, 3, 4, 5, 0]})
     with pytest.raises(ValueError, match="nodes is a table of nodes, which the earlier run did not have"):
         tables(**nodes_with(), edges=edges, val=1, test=1, like=tables(None, edges, val=1, test=1).source)
+
+
+def test_the_target_is_that_of_the_earlier_run():
+    edges = pd.DataFrame({"src": range(6), "dst": [1, 2, 3, 4, 5, 0]})
+    earlier = tables(**nodes_with(z=[0, 1] * 3), edges=edges, target="y", val=1, test=1).source
+    with pytest.raises(ValueError, match="The target is z, but the earlier run predicts y. Choose the same."):
+        tables(**nodes_with(z=[0, 1] * 3), edges=edges, target="z", val=1, test=1, like=earlier)
 
 
 def test_messages_of_later_tables(files: tuple[Path, Path]):

@@ -136,6 +136,7 @@ def rare() -> Tensor:
             lambda: task_of(F.one_hot(rare() + rare().roll(1) * 2, 4)[:, :3].float(), NodeMultiLabels(3, MACRO_F1)),
             "mine: 2 of 3 labels are rare: label 1 has 2 % of the training nodes. loss.pos_weight=balanced, s",
         ),
+        (lambda: task_of(1 - rare(), NodeLabels(2)), "mine: class 0 has 2 % of the training nodes."),
         (lambda: task_of(torch.arange(50), NodeLabels(50)), ""),  # as many of each
         (lambda: task_of(rare(), NodeLabels(2, ROC_AUC)), ""),
         (lambda: task_of(rare(), NodeLabels(2, class_weight="balanced")), ""),
