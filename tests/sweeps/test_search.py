@@ -160,7 +160,7 @@ def test_the_end_of_a_sweep_shows_whether_seeds_distinguish_the_best(tmp_path: P
         "  82.1 ± 1.4 %  training.lr=2\n"
         "  80.0 ± 1.3 %  training.lr=0\n"
         "  70.0 ± 1.3 %  training.lr=3\n"
-        "All others but one are significantly worse: p < 0.05 by a t-test of the validation scores.\n"
+        "Significantly worse: 2 of the other 3 (p < 0.05, t-tests of the validation scores).\n"
         "To compare 2 of them by other seeds:\n"
         "  gat-pyg \"methods=['gat training.lr=1','gat training.lr=2']\" \"datasets=[cora]\" "
         '"model.heads=[4,1]" seed=4 runs=10\n'
@@ -170,4 +170,4 @@ def test_the_end_of_a_sweep_shows_whether_seeds_distinguish_the_best(tmp_path: P
     text = sweep(1, "rmse", 0.9, 0.7, 0.8)
     assert "  0.700         training.lr=1\n  0.800         training.lr=2\n" in text
     assert "One run of each does not show" in text
-    assert "Every other is significantly worse" in sweep(4, "accuracy", 80.0, 70.0)
+    assert "Significantly worse: 1 of the other 1" in sweep(4, "accuracy", 80.0, 70.0)

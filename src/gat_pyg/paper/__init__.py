@@ -1,5 +1,5 @@
-"""The paper alone: the methods that it compares with, its authors' layer, its numbers and tables.
+"""The reproduction of the paper: the methods that it compares with, its authors' layer, its numbers and its tables.
 
-Nobody who trains on own data has to read this folder. Each of its parts stands on a floor of its own: `authors` among
-the layers, `methods` above the networks, `published` above the settings, and `tables` within the report.
+To train on your own data, you need none of it. Its parts are in different layers of the package: `authors` beside the
+convolutions, `methods` above the networks, `published` above the settings, and `tables` above the report's tables.
 """

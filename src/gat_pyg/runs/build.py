@@ -18,7 +18,7 @@ from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..settings.conf import instantiate
 from ..settings.factory import Factory
-from ..settings.groups import Loader, Training
+from ..settings.options import Loader, Training
 from ..settings.settings import FIXED, Settings
 from ..tasks.model import members, takes_sparse
 from ..tasks.task import Task

@@ -141,13 +141,15 @@ def _edge_width(encoder: Options) -> int:
 
 
 def _readout(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around:
-    """Return the arguments of `Readout` other than the model; None if no rows of graphs are pooled.
+    """Return the arguments of `Readout` other than the model, or None if it is not needed.
 
-    It pools the outputs of the network or, before layers of its own, its embeddings.
+    It pools the network's outputs or, if layers of the readout follow, its embeddings.
     """
     aggr = factory.get("readout", "mean") if task.objective.item == "graph" else None  # null: the model's own
-    if aggr is None or not _needs_embeddings(factory):
-        return None if aggr is None else {"aggr": aggr}
+    if aggr is None:
+        return None
+    if not _needs_embeddings(factory):
+        return {"aggr": aggr}
     if not issubclass(kind, (GAT, BasicGNN, MLP)):
         raise ValueError(
             f"model.readout is {aggr}, which needs a model that can return embeddings, as GAT or PyG's GIN. With "

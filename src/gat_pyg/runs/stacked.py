@@ -21,8 +21,8 @@ from ..seeds.fitting import fit_stack
 from ..seeds.member import Member, grouped
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
 from ..settings.factory import LABELS
-from ..settings.groups import Mark, Training, marked
 from ..settings.hashing import flattened
+from ..settings.options import Mark, Training, marked
 from ..settings.settings import Settings
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints

@@ -143,9 +143,10 @@ class StackOfSeeds(Supervised):
                 view.grad = None if value.grad is None or rows.start == rows.stop else value.grad[rows]
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Remove the gradients of the parameters and of their views."""
+        """Remove the gradients of the parameters, and those of their views if the optimizer has these."""
         optimizer.zero_grad()
-        self.zero_grad()
+        if self._views:
+            self.zero_grad()
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Clip the gradient of each model by its own norm."""

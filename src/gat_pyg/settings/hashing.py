@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from .conf import config_folder
-from .groups import Loader, Mark, Training, marked
+from .options import Loader, Mark, Training, marked
 
 MODEL = "model.safetensors"  # the file of a trained model in the folder of a run
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..tasks.metrics import ALIASES, METRICS
 from .factory import Factory, ModelFactory
-from .groups import GROUPS, Loader, Loss, Mark, Split, Training, hints, marked
 from .hashing import config_hash, content_of_run, data_settings, flattened, hashed, source_hash
+from .options import GROUPS, Loader, Loss, Mark, Split, Training, hints, marked
 from .rules import (
     POSITIVE,
     SECONDS,

@@ -13,7 +13,7 @@ from ..paper.published import published
 from ..runs.folder import relative_path
 from ..runs.reference_scores import OneHot, has_baselines, is_missing
 from ..runs.result import ERRICA, Result, scores_of
-from ..settings.groups import Split
+from ..settings.options import Split
 from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of

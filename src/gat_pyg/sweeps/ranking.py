@@ -202,8 +202,8 @@ def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
     if runs == 1:
         lines.append("One run of each does not show whether close scores differ by the settings or by chance.")
     else:
-        number = {0: "Every other is", 1: "All others but one are"}.get(len(equal), f"All others but {len(equal)} are")
-        lines.append(f"{number} significantly worse: p < {LEVEL} by a t-test of the validation scores.")
+        worse = f"{len(others) - len(equal)} of the other {len(others)}"
+        lines.append(f"Significantly worse: {worse} (p < {LEVEL}, t-tests of the validation scores).")
     if equal and "from" not in names_of(best.setting.overrides):  # which a table of methods refuses
         compared = [best, *equal][: COMPARED if runs == 1 else SHOWN]
         lines += [f"To compare {len(compared)} of them by other seeds:", f"  {_comparison(compared, changes)}"]

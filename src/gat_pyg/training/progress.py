@@ -132,9 +132,8 @@ class MetricsFile(Callback):
         return {"rows": [file.rows for file in self.files]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after a checkpoint's lines; that of an earlier version has one number."""
-        rows = state_dict["rows"]
-        for file, number in zip(self.files, rows if isinstance(rows, list) else [rows], strict=True):
+        """Continue after a checkpoint's lines."""
+        for file, number in zip(self.files, state_dict["rows"], strict=True):
             file.rows = number
 
 
