@@ -17,6 +17,7 @@ from torch_geometric.utils import from_smiles
 
 import gat_pyg.run
 from gat_pyg.data import smiles
+from gat_pyg.data.molecules.descriptors import descriptors, fingerprints
 from gat_pyg.data.rows import read_rows
 from gat_pyg.data.splits import split_by_group
 from gat_pyg.runs.result import read
@@ -232,3 +233,15 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     assert rows["lot"].tolist() == [*"aba"] and rows["size"].tolist() == [*"122"]  # as in the file
     assert rows["logS"].isna().tolist() == [False, True, False]
     assert rows["left_out"].fillna("").tolist() == ["", "'C(C' is no SMILES", ""]
+
+
+def test_descriptors_are_finite_and_of_the_molecule_alone() -> None:
+    odd = ["[Na+].[Cl-]", "[H][H]", "[Fe]", "O=[Pt](Cl)Cl", "*C", "C" * 150, "[B-](F)(F)(F)F", *MOLECULES]
+    values = descriptors(odd)
+    assert np.isfinite(values).all() and np.abs(values).max() < 1e5
+    assert values.shape[1] == descriptors([]).shape[1] > 200
+    assert np.array_equal(descriptors(["OCC", *odd[::-1]])[1:], values[::-1])
+    assert np.allclose(descriptors(["OCC"]), descriptors(["CCO"]), rtol=1e-5)
+    for columns in (descriptors, fingerprints):
+        with pytest.raises(ValueError, match="'C\\(C' is no SMILES of a molecule"):
+            columns(["C(C"])
