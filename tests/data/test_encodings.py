@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 import torch
@@ -26,7 +27,7 @@ from gat_pyg.runs.task import build_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.settings.settings import Settings
-from gat_pyg.tasks.encodings import Encoding, LaplacianPE, RandomWalkPE
+from gat_pyg.tasks.encodings import Encoding, GraphColumns, LaplacianPE, RandomWalkPE
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation
 from tests.graphs import SQUARE, Graph, graph, random
@@ -34,6 +35,7 @@ from tests.laws import assert_close
 
 RWSE = {"_target_": "gat_pyg.tasks.encodings.RandomWalkPE", "walk_length": 5}
 LAPLACIAN = {"_target_": "gat_pyg.tasks.encodings.LaplacianPE", "k": 3}
+COLUMNS = {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}
 DEGREE = {"_target_": "torch_geometric.transforms.LocalDegreeProfile"}
 BOTH = {"_target_": "torch_geometric.transforms.Compose", "transforms": [RWSE, DEGREE]}
 
@@ -46,7 +48,7 @@ def float64() -> Iterator[None]:
 
 
 def columns(transform: BaseTransform, of: Graph) -> Tensor:
-    return Encoding(transform).columns(Data(torch.empty(of.num_src, 2), of.index))
+    return Encoding(transform).columns(Data(torch.zeros(of.num_src, 2), of.index))
 
 
 # The numbers --------------------------------------------------------------------------------------------------------
@@ -89,10 +91,30 @@ def test_laplacian_encodings_are_eigenvectors_of_the_least_eigenvalues(each: Gra
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("each", GRAPHS, ids=str)
+def test_graph_columns_are_statistics_of_a_dense_matrix_and_networkx_ranks(each: Graph, float64: None):
+    N, data = each.num_src, Data(torch.randn(each.num_src, 2), each.index)
+    A = to_dense_adj(each.index, max_num_nodes=N)[0]
+    near = ((A + A.T) > 0) | (torch.eye(N) > (A + A.T).sum(1, keepdim=True))  # a node alone: itself
+    x = data.x[None].expand(N, N, 2)
+    rows = [torch.where(near[..., None], x, value) for value in (0.0, torch.inf, -torch.inf)]
+    expected = [rows[0].sum(1) / near.sum(1, keepdim=True), rows[1].amin(1), rows[2].amax(1)]
+    graph = networkx.MultiDiGraph([*map(tuple, each.index.T.tolist())])
+    graph.add_nodes_from(range(N))
+    ranks = networkx.pagerank(graph, max_iter=1000)
+    expected += [A.sum(0).log1p()[:, None], A.sum(1).log1p()[:, None]]
+    expected += [torch.tensor([[N * ranks[node]] for node in range(N)]).log()]
+    got = Encoding(GraphColumns()).columns(data)
+    torch.testing.assert_close(got, torch.cat(expected, 1), rtol=0, atol=1e-3)
+    assert torch.equal(Encoding(GraphColumns(most=1)).columns(data), got[:, 6:])
+    if N > 1:
+        assert torch.equal(Encoding(GraphColumns(k=2)).columns(data)[:, 9:], columns(LaplacianPE(2), each))
+
+
 def test_other_ids_of_the_nodes_rename_the_encodings(float64: None):
     order = torch.randperm(LARGE.num_src, generator=torch.Generator().manual_seed(0))
     renamed = Graph("renamed", order[LARGE.index], LARGE.num_src, LARGE.num_dst)
-    for transform in (RandomWalkPE(5), LaplacianPE(4), LocalDegreeProfile()):
+    for transform in (RandomWalkPE(5), LaplacianPE(4), LocalDegreeProfile(), GraphColumns()):
         torch.testing.assert_close(columns(transform, renamed)[order], columns(transform, LARGE), rtol=0, atol=1e-8)
 
 
@@ -133,6 +155,8 @@ TASKS = {
     "edges": (lambda: from_dataset(grid(x=torch.randn(30, 2), edge_label=torch.arange(84) % 2), "edges"), RWSE),
     "links": (lambda: links(grid(x=torch.randn(30, 2)), "links"), LAPLACIAN),
     "ids": (without_features, RWSE),
+    "features": (lambda: from_dataset(grid(x=torch.randn(30, 2), y=torch.arange(30) % 3), "ladder", 3, 5, 5), COLUMNS),
+    "features of graphs": (molecules, COLUMNS),
 }
 
 
@@ -143,7 +167,8 @@ def test_encodings_are_standardised_columns_that_the_preparation_appends(case: s
     out = encoded(task, transform, tmp_path)
     F, P = task.num_features, out.num_encodings
     assert out.num_features == F + P and out.has_many_graphs == task.has_many_graphs
-    train = torch.cat([data.x for data in out.train])[:, F:]
+    rows = out.train[0].train_mask if case == "features" else slice(None)  # what depends on features: training nodes
+    train = torch.cat([data.x for data in out.train])[rows, F:]
     constant = (train == 0).all(0)
     assert not constant.all()
     torch.testing.assert_close(train.mean(0), torch.zeros(P), rtol=0, atol=1e-5)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..files import locked, write_whole
-from ..tasks.encodings import Encoding
+from ..tasks.encodings import Encoding, GraphColumns
 from ..tasks.objective import SPLITS
 from ..tasks.preparation import build_transform
 from ..tasks.scaling import scale
@@ -34,11 +34,12 @@ def encoded(task: Task, transform: Mapping[str, Any], root: str | Path | None = 
     """Return the task with encodings of the nodes as further columns of x, `[N, F + P]`.
 
     They are computed from the edges that pass messages, so held-out links are not in them, and standardised
-    over the nodes of the training graphs (`gat_pyg.tasks.encodings.Encoding`). The task's preparation appends them to
+    over the nodes of the training graphs (`gat_pyg.tasks.encodings.Encoding`); those that depend on features, over the
+    training nodes if the nodes of one graph have labels. The task's preparation appends them to
     other graphs. The features become one tensor in memory, also those of a folder of arrays.
 
-    The encodings are kept in `root/encodings`, in a file whose name has a hash of the transform and of the edges of all
-    graphs. So all splits, folds and runs read the same file, also several processes at a time; one of them computes it.
+    The encodings are kept in `root/encodings`, in a file whose name has a hash of the transform and of what it reads.
+    So all splits, folds and runs read the same file, also several processes at a time; one of them computes it.
     A damaged file is computed again.
 
     Args:
@@ -61,6 +62,9 @@ def encoded(task: Task, transform: Mapping[str, Any], root: str | Path | None = 
     graphs = {id(data): data for split in SPLITS for data in task.graphs(split)}
     columns = dict(zip(graphs, _columns([*graphs.values()], transform, data_root(root) / "encodings"), strict=True))
     train = torch.cat([columns[id(data)] for data in task.train]).double()
+    graph, built = task.shared_graph, build_transform(transform)
+    if graph is not None and task.objective.item == "node" and Encoding(built).reads_features:
+        train = train[graph.train_mask]
     mean, std = train.mean(0), train.std(0, correction=0)
     std = scale(std, mean, torch.float32, unit=1.0)
     if not std.any():
@@ -75,25 +79,29 @@ def encoded(task: Task, transform: Mapping[str, Any], root: str | Path | None = 
     for key, data in graphs.items():
         graphs[key] = copy.copy(data)
         graphs[key].x = torch.cat([data.x, encoding.standardised(columns.pop(key)).to(data.x.dtype)], 1)
-    return task.encoded_by(description, graphs)
+    is_wide = isinstance(built, GraphColumns) and not built.has_statistics(task.train[0].x)
+    note = f"{task.name}: the encoding has no statistics of the neighbours' features: they are ids, none or too many"
+    return task.encoded_by(description, graphs, [note] * is_wide)
 
 
 def _columns(graphs: Sequence[Data], transform: Mapping[str, Any], folder: Path) -> list[Tensor]:
     """Return the columns of each graph, from the file in the folder if there is one."""
-    keys = [_digest(data) for data in graphs]
+    encoding = Encoding(build_transform(transform))
+    keys = [_digest(data, encoding.reads_features) for data in graphs]
     distinct = dict(sorted(zip(keys, graphs, strict=True), key=lambda pair: pair[0]))  # the order of splits varies
     sizes = [data.x.size(0) for data in distinct.values()]
     text = json.dumps([VERSION, str(torch.get_default_dtype()), transform, *distinct], sort_keys=True, default=str)
     name = f"{str(transform['_target_']).rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.npz"
-    rows = _kept(folder / name, sum(sizes), [*distinct.values()], Encoding(build_transform(transform)))
+    rows = _kept(folder / name, sum(sizes), [*distinct.values()], encoding)
     of = dict(zip(distinct, rows.split(sizes), strict=True))
     return [of[key] for key in keys]
 
 
-def _digest(data: Data) -> str:
-    """Return the hash of a graph's edges and its number of nodes."""
-    edges = data.edge_index.long().contiguous().numpy()
-    return hashlib.sha256(edges.tobytes() + str(data.x.size(0)).encode()).hexdigest()
+def _digest(data: Data, reads_features: bool) -> str:
+    """Return the hash of a graph's edges and its number of nodes, and of the features if they are read."""
+    parts = [data.edge_index.long(), *[data.x] * reads_features]
+    content = b"".join(part.contiguous().numpy().tobytes() for part in parts)
+    return hashlib.sha256(content + str(data.x.size(0)).encode()).hexdigest()
 
 
 def _kept(path: Path, N: int, graphs: Sequence[Data], encoding: Encoding) -> Tensor:

@@ -1,4 +1,4 @@
-"""Positional and structural encodings of nodes: columns of features that are computed from the edges."""
+"""Encodings of nodes: columns that are computed from the edges, or from the neighbours' features."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddLaplacianEigenvectorPE, BaseTransform
 from torch_geometric.transforms.add_positional_encoding import add_node_attr
-from torch_geometric.utils import degree, to_torch_csr_tensor, to_undirected
+from torch_geometric.utils import degree, scatter, to_torch_csr_tensor, to_undirected
 
 from .checks import check_edge_index, check_edge_index_shape
-from .node_ids import num_nodes
+from .node_ids import has_ids, num_nodes
 
 BLOCK = 1 << 20  # elements of a block of walks, which a core's cache holds
 LONG = 10**12  # products above which the walks take minutes
 SPEED = 3 * 10**9  # products per second
 DENSE = 500  # nodes below which all eigenvectors are computed, which takes 40 ms
 SMALLEST = 1e-6  # element of an eigenvector that is more than rounding
+AT_ONCE = 1 << 25  # features of neighbours that are gathered at the same time
 
 
 class RandomWalkPE(BaseTransform):  # type: ignore[misc]
@@ -137,6 +138,68 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
         return result
 
 
+class GraphColumns(BaseTransform):  # type: ignore[misc]
+    r"""Append statistics of the neighbours' features, degrees and the PageRank of a node, as columns of x.
+
+    .. math::
+        \left[ \operatorname{mean}_j x_j \,\Vert\, \min_j x_j \,\Vert\, \max_j x_j \,\Vert\, \log(1 + d^{\text{in}}_i)
+        \,\Vert\, \log(1 + d^{\text{out}}_i) \,\Vert\, \log(N \pi_i) \right], \qquad j \in \mathcal{N}(i)
+
+    The columns that Bazhenov et al. (GraphLand, NeurIPS 2025) add to tables of nodes. The neighbours are those of edges
+    in either direction, each counts once, and a node without any has its own features. The PageRank follows the
+    edges, with a damping of 0.85. Features that are ids, or more than `most`, such as words, have no statistics.
+
+    Args:
+        k: further columns with eigenvectors of the Laplacian, as of `LaplacianPE`; they differ from graph to graph.
+        most: the largest number of features with statistics.
+
+    Cost: O(E F) time.
+
+    Example:
+        >>> path = Data(x=torch.tensor([[1.0], [2.0], [6.0]]), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        >>> GraphColumns()(path).x[:, 1:4]
+        tensor([[2.0000, 2.0000, 2.0000],
+                [3.5000, 1.0000, 6.0000],
+                [2.0000, 2.0000, 2.0000]])
+    """
+
+    reads_features = True  # not the edges alone
+
+    def __init__(self, k: int = 0, most: int = 100) -> None:
+        self.k, self.most = k and _at_least_one("k", k), most
+
+    def forward(self, data: Data) -> Data:
+        """Append the columns to `data.x`."""
+        N, edge_index, x = num_nodes(data), data.edge_index, data.x.to(torch.get_default_dtype())
+        columns = []
+        if self.has_statistics(data.x):
+            src, dst = to_undirected(edge_index, num_nodes=N)
+            alone = degree(dst, N)[:, None] == 0
+            for block in x.split(max(1, AT_ONCE // max(len(src), 1)), 1):
+                for reduce in ("mean", "min", "max"):
+                    columns.append(torch.where(alone, block, scatter(block[src], dst, 0, N, reduce)))
+        out_degree = degree(edge_index[0], N, x.dtype)
+        columns += [degree(edge_index[1], N, x.dtype).log1p(), out_degree.log1p(), _page_rank(edge_index, out_degree)]
+        if self.k:
+            columns.append(LaplacianPE(self.k)(Data(x[:, :0], edge_index, num_nodes=N)).x)
+        result: Data = add_node_attr(data, torch.cat([column.view(N, -1) for column in columns], 1))
+        return result
+
+    def has_statistics(self, x: Tensor) -> bool:
+        """Return True if there are statistics of features: they are no ids, and not too many."""
+        return 0 < x.size(1) <= self.most and not has_ids(x)
+
+
+def _page_rank(edge_index: Tensor, out_degree: Tensor) -> Tensor:
+    """Return log(N PageRank) `[N]`, after 50 steps."""
+    src, dst = edge_index
+    rank = torch.ones_like(out_degree)
+    for _ in range(50):
+        passed = scatter((rank / out_degree.clamp(min=1))[src], dst, 0, len(rank), "sum")
+        rank = 0.15 + 0.85 * (passed + rank[out_degree == 0].sum() / len(rank))
+    return rank.log()
+
+
 def _at_least_one(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{name} is {value!r}, expected a whole number, at least 1.")
@@ -164,7 +227,7 @@ class Encoding(BaseTransform):  # type: ignore[misc]
 
     Args:
         transform: any transform that appends columns to x and reads `edge_index` alone: one of this module, PyG's
-            `LocalDegreeProfile`, or a `Compose` of several.
+            `LocalDegreeProfile`, or a `Compose` of several. `GraphColumns` also reads x.
         mean: `[P]`, of each column over the training nodes.
         std: `[P]`; 0 for a column that is constant there, which becomes 0 everywhere.
 
@@ -179,6 +242,12 @@ class Encoding(BaseTransform):  # type: ignore[misc]
     def __init__(self, transform: BaseTransform, mean: Sequence[float] = (), std: Sequence[float] = ()) -> None:
         self.transform = transform
         self.mean, self.std = (torch.as_tensor(values, dtype=torch.float64) for values in (mean, std))
+
+    @property
+    def reads_features(self) -> bool:
+        """True if the columns depend on x."""
+        transforms = getattr(self.transform, "transforms", [self.transform])  # of a `Compose`
+        return any(getattr(transform, "reads_features", False) for transform in transforms)
 
     def forward(self, data: Data) -> Data:
         """Append the standardised columns to `data.x`."""
@@ -203,8 +272,9 @@ class Encoding(BaseTransform):  # type: ignore[misc]
             return torch.empty(0, len(self.mean))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # for transforms that draw
-            graph = self.transform(Data(torch.empty(N, 0), edge_index, num_nodes=N))
-        columns = graph.x
+            x = data.x.cpu() if self.reads_features else torch.empty(N, 0)
+            graph = self.transform(Data(x, edge_index, num_nodes=N))
+        columns = graph.x[:, x.size(1) :] if isinstance(graph.x, Tensor) and graph.x.dim() == 2 else graph.x
         if not isinstance(columns, Tensor) or columns.dim() != 2 or len(columns) != N or not columns.size(1):
             name = type(self.transform).__name__
             raise ValueError(f"{name} appends no columns to x. With an argument attr_name, set it to null.")

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from .checks import check_finite
-from .encodings import Encoding, LaplacianPE, RandomWalkPE
+from .encodings import Encoding, GraphColumns, LaplacianPE, RandomWalkPE
 from .node_ids import node_ids, num_nodes
 from .objective import Objective
 
@@ -48,7 +48,8 @@ class Standardize(BaseTransform):  # type: ignore[misc]
         return {"_target_": f"{__name__}.Standardize", "mean": self.mean.tolist(), "std": self.std.tolist()}
 
 
-OURS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (Standardize, Encoding, RandomWalkPE, LaplacianPE)}
+_KINDS = (Standardize, Encoding, RandomWalkPE, LaplacianPE, GraphColumns)
+OURS = {f"{kind.__module__}.{kind.__name__}": kind for kind in _KINDS}
 
 
 @dataclass(frozen=True)

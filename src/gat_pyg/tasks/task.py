@@ -184,10 +184,11 @@ class Task:
         """Return the same task with the arguments on which its split depends, and the number of splits."""
         return self._with(split_arguments=tuple(arguments), num_splits=num_splits)
 
-    def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
+    def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data], notes: Sequence[str] = ()) -> Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
-        splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
-        return self._with(num_features=self.num_features + len(encoding["mean"]), encoding=encoding, **splits)
+        fields: dict[str, Any] = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
+        fields |= {"num_features": self.num_features + len(encoding["mean"]), "notes": (*self.notes, *notes)}
+        return self._with(encoding=encoding, **fields)
 
     def transformed(self, transform: Mapping[str, Any]) -> Task:
         """Return the same task with transformed edges, by the name of the transform's class and its arguments."""
