@@ -30,7 +30,7 @@ from torch_geometric.nn import MLP
 from torch_geometric.transforms import NormalizeFeatures
 
 from gat_pyg.data import digits, planetoid, planted, ppi
-from gat_pyg.data.named import generated, proteins
+from gat_pyg.data.named import generated
 from gat_pyg.data.named.raw import data_root, reading
 from gat_pyg.models import GAT
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
@@ -219,20 +219,6 @@ def test_a_bug_in_a_reader_is_no_reason_to_delete_a_file(tmp_path: Path):
         message = rf"x cannot be read: {type(error).__name__}: {error}\.{advice}$"
         with pytest.raises(ValueError, match=message), reading(tmp_path / "x"):
             raise error
-
-
-def test_listed_links_without_loops_and_repetitions_are_the_edges(tiny_citeseer: Path, tiny_ppi: Path):
-    listed = proteins.listed_links("citeseer", tiny_citeseer)
-    assert [links.shape for links in listed] == [(2, 900)]
-    tasks = {"citeseer": planetoid("citeseer", tiny_citeseer), "ppi": ppi(tiny_ppi)}
-    listed += proteins.listed_links("ppi", tiny_ppi)
-    first = {"citeseer": [listed[0]], "ppi": listed[1:]}
-    for name, task in tasks.items():
-        graphs = task.train + task.val + task.test if task.has_many_graphs else task.train
-        left = sum(len({(i, j) for i, j in edges_of(links) if i != j}) for links in first[name])
-        assert left == sum(data.num_edges for data in graphs)
-    raw = json.loads((tiny_ppi / "PPI" / "raw" / "valid_graph.json").read_text())["links"]
-    assert listed[2].t().tolist() == [[link["source"], link["target"]] for link in raw]
 
 
 def graph_of(neighbours: dict[int, list[Any]]) -> bytes:

@@ -14,7 +14,6 @@ from .named.generated import planted as planted
 from .named.ogb import ogbg as ogbg
 from .named.ogb import ogbl as ogbl
 from .named.ogb import ogbn as ogbn
-from .named.proteins import listed_links as listed_links
 from .named.proteins import ppi as ppi
 from .named.published import filtered as filtered
 from .named.published import wikics as wikics

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, download_url, extract_zip
 from torch_geometric.datasets import PPI
-from torch_geometric.io.planetoid import read_file
 from torch_geometric.utils import coalesce, remove_self_loops
 
 from ...tasks.checks import check_edge_index, check_edge_index_shape
@@ -20,7 +18,6 @@ from ...tasks.preparation import Standardize
 from ...tasks.scaling import scale
 from ...tasks.task import Task
 from ..arrays.batched_graphs import graphs_of
-from .citation import planetoid_folder
 from .raw import data_root, raw_folder, read_npy, reading
 
 PPI_SPLITS = ("train", "valid", "test")  # names in its files
@@ -84,31 +81,7 @@ def _ppi_links(path: Path) -> Tensor:
     with reading(path), path.open() as file:
         stored = json.load(file)
         ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
-        return as_pairs(*(ends if stored.get("directed") else (ends[0] + ends[1], ends[1] + ends[0])))
-
-
-def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
-    """Return the links [2, L] exactly as in the files of `"cora"`, `"citeseer"`, `"pubmed"` or `"ppi"`.
-
-    They are in both directions, including the loops and repetitions that `planetoid` and `ppi` remove. PPI has three
-    files, for training, validation and test.
-    """
-    if name == "ppi":
-        folder = _ppi_folder(root)
-        return [_ppi_links(folder / f"{split}_graph.json") for split in PPI_SPLITS]
-    folder = planetoid_folder(name, root)
-    with reading(folder):
-        return [links_in(cast(dict[int, list[int]], read_file(str(folder), name, "graph")))]
-
-
-def links_in(graph: Mapping[int, Sequence[int]]) -> Tensor:
-    """Return the links [2, L] in a mapping of nodes to their neighbours."""
-    src = [node for node, neighbours in graph.items() for _ in neighbours]
-    return as_pairs(src, [node for neighbours in graph.values() for node in neighbours])
-
-
-def as_pairs(src: list[int], dst: list[int]) -> Tensor:
-    """Return links [2, L] int64, possibly none; raise ValueError if ids are not whole numbers."""
-    links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
-    check_edge_index_shape(links, "graph")
-    return links
+        src, dst = ends if stored.get("directed") else (ends[0] + ends[1], ends[1] + ends[0])
+        links = torch.tensor([src, dst]) if src else torch.empty(2, 0, dtype=torch.long)
+        check_edge_index_shape(links, "graph")
+        return links

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from ...data.named.citation import planetoid
-from ...data.named.proteins import listed_links, ppi
+from ...data.named.proteins import ppi
 from ...report.tables.cells import NAMES, NONE, Cell, Table
 from ...tasks.objective import SPLITS, any_known
 from ...tasks.task import Task
@@ -18,30 +18,23 @@ from ..published import published
 
 @dataclass(frozen=True)
 class Counts:
-    """The numbers of the paper's Table 1 for one data set, and further ones that explain differences.
-
-    `listed` and `loops` count the entries in the files, where a link has an entry for each direction and repetition;
-    `edges` counts each pair of two different nodes once.
+    """The numbers of the paper's Table 1 for one data set; `edges` counts each pair of two different nodes once.
 
     >>> from gat_pyg.data import digits
-    >>> counted(digits(), []).numbers["nodes"]
+    >>> counted(digits()).numbers["nodes"]
     1797
     """
 
     dataset: str
     numbers: dict[str, int]  # by the rows of Table 1 in `published.csv`
     unknown: dict[str, int]  # nodes without any known label, in "train", "val" and "test"
-    listed: int
-    loops: int
-    looped: int  # nodes with a loop
 
 
-def counted(task: Task, links: Sequence[Tensor]) -> Counts:
-    """Count a task's graphs, and the `links` [2, L] in its files."""
+def counted(task: Task) -> Counts:
+    """Count a task's graphs."""
     shared = task.shared_graph
     graphs = [data for split in SPLITS for data in task.graphs(split)] if shared is None else [shared]
     known = {split: any_known(task.labels(split)) for split in SPLITS}
-    loops = [src[src == dst] for src, dst in links]
     numbers = {
         "nodes": sum(data.x.size(0) for data in graphs),
         "graphs": len(graphs),
@@ -55,17 +48,13 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
         | {f"{split} nodes": known[split].numel() for split in SPLITS}
         | {f"{split} graphs": len(task.graphs(split)) for split in SPLITS},
         unknown={split: int((~known[split]).sum()) for split in SPLITS},
-        listed=sum(pairs.size(1) for pairs in links),
-        loops=sum(nodes.numel() for nodes in loops),
-        looped=sum(nodes.unique().numel() for nodes in loops),
     )
 
 
 def data_counts(name: str, root: Path | None) -> Counts | str:
     """Return the counts of a data set, or the reason why it cannot be counted."""
     try:
-        task = ppi(root) if name == "ppi" else planetoid(name, root)
-        return counted(task, listed_links(name, root))
+        return counted(ppi(root) if name == "ppi" else planetoid(name, root))
     except (OSError, ValueError) as error:
         return str(error)
 
@@ -138,7 +127,8 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
     if isinstance(one, str):
         return [f"{name} was not counted: {one}"]
     here, paper = _in_words(dataset, one.numbers), _in_words(dataset, _printed(dataset))
-    notes = [edges_note(one, int(paper["edges"]))] if here["edges"] != paper["edges"] else []
+    more = int(paper["edges"]) - one.numbers["edges"]
+    notes = [f"{name}: the paper has {more:+d} edges. Loops and repeated links are not counted here."] * (more != 0)
     other = [_HEADS[row] for row in here if row != "edges" and here[row] != paper[row]]
     if other:
         notes.append(f"{name}: {', '.join(other)} differ from the paper's: these are not the files that it used.")
@@ -146,30 +136,6 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
         if n:
             notes.append(f"{name}: {n} of the {_WORDS[split]} nodes have no known label in these files.")
     return notes
-
-
-def edges_note(one: Counts, printed: int) -> str:
-    """Return the note that explains the paper's different number of edges."""
-    name, edges = NAMES[one.dataset], one.numbers["edges"]
-    if one.listed == 2 * printed:
-        loops = one.loops // 2
-        repeated = printed - loops - edges
-        which = [f"{repeated} links that are listed more than once"] * (repeated > 0)
-        which += [f"{loops} loops of a node with itself"] * (loops > 0)
-        return (
-            f"{name}: the files list {one.listed} links, each in both directions, and the paper's {printed} is half of "
-            f"that. It counts {' and '.join(which)}; without them {edges} edges are left, 2 × {edges} = "
-            f"{2 * edges} directed ones."
-        )
-    both = f"{name}: the files list {one.listed} links: {edges} edges in both directions"
-    if one.listed == 2 * edges + one.loops:
-        both += f", and a loop at {one.looped} of the {one.numbers['nodes']} nodes"
-    if printed <= edges:
-        return f"{both}. The paper's {printed} is no count of these files, and what makes the difference is not known."
-    return (
-        f"{both}. The paper's {printed} is no count of these files: it is {printed - edges} more than their edges, "
-        f"as it would be with loops at {printed - edges} of the nodes. Its own files are not available for a check."
-    )
 
 
 def unknown_note(ppi: Counts | None) -> str:
