@@ -13,10 +13,10 @@ from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
+import all_settings  # noqa: E402
 import recorded  # noqa: E402
 
 import gat_pyg  # noqa: E402
-from gat_pyg.command import help as reference  # noqa: E402
 
 project = "gat_pyg"
 author = copyright = "The gat_pyg maintainers"
@@ -146,7 +146,7 @@ def write_math(translator: Any, node: nodes.Element) -> None:
 
 def write_settings(app: Sphinx) -> None:
     """Write the content of the page All settings."""
-    (DOCS / "generated" / "settings.md").write_text(reference.page(), encoding="utf-8")
+    (DOCS / "generated" / "settings.md").write_text(all_settings.page(), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:

@@ -81,10 +81,12 @@ def test_the_arguments_of_a_verb_are_those_of_its_function(name: str):
 def test_each_setting_is_described():
     plain = reference.plain_settings(reference.composed(reference.DEFAULTS))
     assert [setting.name for setting in plain.values() if not setting.text and setting.name not in TRAINER] == []
-    page = reference.page()
-    assert (
-        "`training.weight_decay` = `0.0005`\n: L2 on all" in page and "`model.edge_dim`\n: the number of edge" in page
+    weight_decay, edge_dim = (
+        plain["training.weight_decay"],
+        reference.arguments("model", reference.composed().model)["edge_dim"],
     )
+    assert weight_decay.value == "0.0005" and weight_decay.text.startswith("L2 on all")
+    assert edge_dim.value == "" and edge_dim.text.startswith("the number of edge")
     assert "With model=chebyshev: model.order=2\n  K, the highest degree" in reference.explanation("model.order")
     assert reference.explanation("model.aggr", ["model=sage"]).startswith("model.aggr=")
     for name, near in {"training.patiense": "training.patience", "model.head": "model.heads"}.items():
