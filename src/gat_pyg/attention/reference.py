@@ -1,4 +1,4 @@
-"""The truth: equations (1) to (6) of the paper in plain torch, in the paper's order, slow and obvious.
+"""The truth: equations (1) to (4) of the paper in plain torch, in the paper's order, slow and obvious.
 
 Letters: `x` is W h, `[N_src, H, C]`; e_ij, equations (1) and (3), is the score's own `per_edge`.
 """
@@ -6,7 +6,6 @@ Letters: `x` is W h, `[N_src, H, C]`; e_ij, equations (1) and (3), is the score'
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph.edges import Edges
@@ -41,33 +40,3 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
         out.append((alpha_i[:, :, None] * messages[j]).sum(0))  # (4)
         alpha = alpha.index_put((j,), alpha_i.to(alpha.dtype))
     return torch.stack(out) if out else messages[:0], alpha
-
-
-def concat_heads(out: Tensor) -> Tensor:
-    """Equation (5): `[N, H, C]` to `[N, H C]`."""
-    return out.flatten(1)
-
-
-def mean_heads(out: Tensor) -> Tensor:
-    """Equation (6): `[N, H, C]` to `[N, C]`."""
-    return out.mean(1)
-
-
-def attend_dense(
-    x: Tensor, score_src: Tensor, score_dst: Tensor, count: Tensor, negative_slope: float = 0.2
-) -> tuple[Tensor, Tensor]:
-    """The N x N form, as the authors' code has it: every pair is scored, and pairs without an edge are masked.
-
-    Args:
-        x: `[N_src, H, C]`.
-        score_src: `[N_src, H]`.
-        score_dst: `[N_dst, H]`.
-        count: `[N_dst, N_src]`, how many edges run from src to dst.
-        negative_slope: slope of the LeakyReLU.
-
-    Returns:
-        The output `[N_dst, H, C]` and alpha `[N_dst, N_src, H]`, repeated edges together.
-    """
-    e = F.leaky_relu(score_dst[:, None] + score_src[None, :], negative_slope)  # [N_dst, N_src, H]
-    alpha = torch.softmax(e + count.to(e).log()[:, :, None], dim=1).nan_to_num()  # an empty row is all -inf
-    return torch.einsum("ijh,jhc->ihc", alpha, x), alpha
