@@ -184,9 +184,9 @@ def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
         'Creator "x"\ngraph\n[\n directed 1\n node\n [\n id 1\n label "a"\n value 0\n ]\n node\n [\n id 2\n label "a"\n'
         " value 1\n ]\n edge\n [\n source 1\n target 2\n ]\n edge\n [\n source 1\n target 2\n ]\n]\n"
     )
-    nodes, edges, *_, directed = graph_tables(tmp_path / "blogs.gml")
+    nodes, edges, *_ = tables = graph_tables(tmp_path / "blogs.gml")
     assert nodes.to_dict("list") == {"id": [1, 2], "label": ["a", "a"], "value": [0, 1]}
-    assert edges.to_dict("list") == {"source": [1, 1], "target": [2, 2]} and directed
+    assert edges.to_dict("list") == {"source": [1, 1], "target": [2, 2]} and tables.directed
     # D3 of old: ends are positions
     (tmp_path / "old.json").write_text(
         '{"nodes": [{"name": "a"}, {"name": "b"}], "links": [{"source": 1, "target": 0, "value": 1}]}'
@@ -198,7 +198,7 @@ def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
         '{"nodes": [{"id": "a"}, {"id": "b"}], "edges": [{"from": "b", "to": "a"}]}',
     ):
         (tmp_path / "old.json").write_text(content)
-        _, edges, _, src, dst, directed = graph_tables(tmp_path / "old.json")
+        _, edges, _, src, dst, directed, *_ = graph_tables(tmp_path / "old.json")
         assert (edges[src].tolist(), edges[dst].tolist(), directed) == (["b"], ["a"], False)
     # Cytoscape's GraphML without a namespace, and two graphs in a file
     (tmp_path / "two.graphml").write_text(

@@ -11,6 +11,7 @@ from typing import Any
 
 from .arrays.keys import READ
 from .rows import READERS
+from .tables.programs import SEVERAL
 
 
 def content_of(dataset: Mapping[str, Any]) -> str | None:
@@ -40,9 +41,10 @@ def content_of(dataset: Mapping[str, Any]) -> str | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the regular files that `from_file` reads at a path; [] if there are none."""
+    """Return the regular files that are read at a path; [] if there are none."""
     files = [path.joinpath(f"{key}.npy") for key in sorted(READ)] if path.is_dir() else [path]
-    return [file for file in files if file.is_file()]
+    files = [file for file in files if file.is_file()]
+    return files or [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SEVERAL and file.is_file()]
 
 
 def _version(file: Path) -> tuple[int, ...]:

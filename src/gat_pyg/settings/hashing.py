@@ -35,7 +35,11 @@ UNHASHED = frozenset(  # settings in these groups that do not determine it
         "trainer.max_epochs",  # see `learnt`
     }
 )
-ADDED: dict[str, Any] = {"dataset.missing": []}  # of arguments that came later: they change no recorded hash
+ADDED: dict[str, Any] = {
+    "dataset.missing": [],
+    "dataset.graphs": None,
+}  # arguments that came later: they change no hash
+OF_TABLES = {"dataset.folds": None}  # likewise
 # Settings of the groups `split` and `dataset` that determine the data of each split
 DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold", "file", "draws")
 
@@ -83,7 +87,7 @@ def hashed(flat: Mapping[str, Any]) -> dict[str, Any]:
 
     Arguments of classes and functions have no default there, so all of them are hashed.
     """
-    before = defaults()
+    before = defaults() | (OF_TABLES if flat.get("dataset._target_") == "gat_pyg.data.tables" else {})
     return {name: value for name, value in learnt(flat).items() if name not in before or value != before[name]}
 
 

@@ -24,7 +24,7 @@ from torch_geometric.data.storage import AttrType, GlobalStorage
 
 from ...tasks.objective import SPLITS
 from ..tables.files import PARQUET, TEXT
-from ..tables.programs import READERS
+from ..tables.programs import READERS, SEVERAL
 from .keys import READ
 
 UNREAD = torch.empty(0)  # stands for an array that is not read
@@ -42,13 +42,15 @@ def read(path: str | Path) -> tuple[Path, Any]:
     path = Path(os.path.expanduser(path))
     if not path.exists() and path.suffix in ("", ".pt", ".npz"):
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
-    if path.suffix not in (".pt", ".npz") and not path.is_dir():
-        suffix = path.suffix.lower()
+    endings = {file.suffix.lower() for file in path.iterdir()} if path.is_dir() else set()
+    of_graphs = {*SEVERAL} & endings and ".npy" not in endings
+    if (path.suffix not in (".pt", ".npz") and not path.is_dir()) or of_graphs:
+        suffix = SEVERAL[0] if of_graphs else path.suffix.lower()
         way = f"edges={path.name}" if suffix in (*TEXT, *PARQUET) else f"graph={path.name} dataset.target=ATTRIBUTE"
         hint = f" Read it by dataset=tables dataset.{way}." if suffix in (*TEXT, *PARQUET, *READERS) else ""
         raise ValueError(
-            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy "
-            f"files.{hint}"
+            f"{path} {'has graphs' if of_graphs else f'ends in {path.suffix!r}'}, expected .pt (torch.save), .npz "
+            f"(numpy.savez), or a folder of .npy files.{hint}"
         )
     for file in path.glob("*.npy") if path.is_dir() else [path]:
         if file.exists() and not file.is_file():

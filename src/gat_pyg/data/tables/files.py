@@ -194,6 +194,8 @@ def missing_column(frames: Sequence[Any], name: str) -> ValueError:
     similar = [other for other in names if other.casefold() == name.casefold()] or get_close_matches(name, names, 1)
     hint = f" Did you mean {similar[0]}?" if similar else ""
     have = [f"{file_of(frame)} has {', '.join(frame.columns[:20])}" for frame in frames]
+    if any(name in frame.attrs.get("of_graph", ()) for frame in frames):
+        hint = " It is an attribute of the graph: give many graphs, as a folder or dataset.graph=[FILE,FILE]."
     return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
 
 

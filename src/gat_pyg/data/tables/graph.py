@@ -21,7 +21,7 @@ from .programs import graph_tables, is_graph
 from .roles import Roles, are_of_one_kind, choose_ends, id_column
 
 LEARNT = "nodes that the run learnt embeddings of"
-DEGREES = ("edges from it", "edges to it")  # columns of nodes that are counted
+DEGREES = ("edges from it", "edges to it", "edges of it")  # columns of nodes that are counted
 LIMIT = 2**53  # floats do not tell larger whole numbers apart
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(\.0*)?")
 _LARGE = re.compile(r"[0-9]{16,}\.0*|[0-9]+\.[0-9]*[eE]\+?[0-9]+")  # of a float
@@ -51,10 +51,17 @@ class Tables(NamedTuple):
     ends: list[Ids]  # the two of each row of edges
     edge_index: Tensor  # [2, M], from each row of edges
     order: Any = None  # the rows of the user's table of nodes in the order of `nodes`
+    graphs: Any = None  # of many graphs: a frame with a row for each
+    batch: Any = None  # the graph of each node, in increasing order
+    node_names: Sequence[Any] = ()  # their ids within their graphs
 
     def of(self, item: str) -> Any:
-        """Return the table of nodes or edges."""
-        return self.nodes if item == "node" else self.edges
+        """Return the table of nodes, edges or graphs."""
+        return self.nodes if item == "node" else self.graphs if item == "graph" else self.edges
+
+    def graph_of(self, item: str) -> Any:
+        """Return the number of the graph of each node or edge."""
+        return self.batch if item == "node" else self.batch[self.edge_index[0].numpy()]
 
     @property
     def ids(self) -> list[str]:
@@ -63,6 +70,9 @@ class Tables(NamedTuple):
 
     def names(self, item: str) -> dict[str, Sequence[Any]]:
         """Return the columns with the ids of the rows of nodes or edges, as the user wrote them."""
+        if item == "graph":
+            ids = self.graphs[self.roles.graph_id]
+            return {str(self.roles.graph_id): presented([*map(str, ids)], self.graphs, str(self.roles.graph_id))}
         if item == "node":
             frame = None if self.nodes is None or len(self.sides) > 1 else self.nodes
             return {self.roles.id or "node": presented(self.ids, frame, str(self.roles.id))}
@@ -70,9 +80,12 @@ class Tables(NamedTuple):
 
     def with_degrees(self) -> Tables:
         """Return the tables with the logarithms of each node's numbers of edges, since attention cannot count."""
-        N, ends = len(self.nodes), self.edge_index.numpy()
-        counts = {name: np.log1p(np.bincount(end, minlength=N)) for name, end in zip(DEGREES, ends, strict=True)}
-        return self._replace(nodes=self.nodes.assign(**counts))
+        counts = [np.bincount(end, minlength=len(self.nodes)) for end in self.edge_index.numpy()]
+        if self.graphs is not None and self.roles.both:
+            columns = {DEGREES[2]: np.log1p(counts[0] + counts[1])}
+        else:
+            columns = dict(zip(DEGREES, map(np.log1p, counts), strict=False))
+        return self._replace(nodes=self.nodes.assign(**columns))
 
 
 class _Kind(NamedTuple):
@@ -112,7 +125,7 @@ def read_tables(nodes: Any, edges: Any, roles: Roles, used: Collection[Any] = ()
     if not frames:
         pair = read_ids(ends, chain(*roles.ids or ()))
         sides, roles = _sides(pair, roles)
-        return Tables(None, edges, roles, sides, pair, _numbered(pair, sides, file_of(edges)))
+        return Tables(None, edges, roles, sides, pair, numbered(pair, sides, file_of(edges)))
     of_kinds = [[end] for end in ends] if are_two else [ends]
     learnt: Sequence[Any] = roles.ids or [None] * len(frames)
     kinds = [_read_nodes(*each, roles) for each in zip(frames, of_kinds, learnt, strict=True)]
@@ -123,7 +136,7 @@ def read_tables(nodes: Any, edges: Any, roles: Roles, used: Collection[Any] = ()
         nodes, order = _joined(kinds), None
         place = file_of(nodes)
     nodes.attrs["id"] = roles.id
-    return Tables(nodes, edges, roles, sides, pair, _numbered(pair, sides, LEARNT if roles.ids else place), order)
+    return Tables(nodes, edges, roles, sides, pair, numbered(pair, sides, LEARNT if roles.ids else place), order)
 
 
 def are_several(tables: Any) -> bool:
@@ -194,7 +207,7 @@ def _sides(ends: Sequence[Ids], roles: Roles) -> tuple[list[Any], Roles]:
     return sides if roles.bipartite else [one], roles
 
 
-def _numbered(ends: Sequence[Ids], sides: Sequence[Any], place: str) -> Tensor:
+def numbered(ends: Sequence[Ids], sides: Sequence[Any], place: str) -> Tensor:
     """Return the numbers of the nodes at both ends of each edge [2, M]; `place` is where the nodes are."""
     src = positions(ends[0], sides[0], place)
     dst = positions(ends[1], sides[-1], place) + (len(sides[0]) if len(sides) > 1 else 0)
@@ -247,7 +260,7 @@ def pairs_in(frame: Any, of: Tables) -> tuple[Tensor, dict[str, Sequence[Any]]]:
     check_columns([frame], [src, dst])
     ends = read_ids([(frame, src), (frame, dst)], of.ids)
     names: dict[str, Sequence[Any]] = {end.name: presented([*end.of_rows], frame, end.name) for end in ends}
-    return _numbered(ends, of.sides, LEARNT if of.roles.ids else "the nodes"), names
+    return numbered(ends, of.sides, LEARNT if of.roles.ids else "the nodes"), names
 
 
 # Ids ------------------------------------------------------------------------------------------------------------------
@@ -294,7 +307,7 @@ def check_distinct(ids: Ids) -> Any:
     again = index.duplicated()
     if again.any():
         first = where(frame, frame.index[int((index == index[again][0]).argmax())])
-        refuse(frame, again, f"{column} {{{column}}} stands twice, first in {first}. Give each node one row.")
+        refuse(frame, again, f"{column} {{{column}}} stands twice, first in {first}. Give each one row.")
     return index
 
 
@@ -309,7 +322,7 @@ def positions(ends: Ids, index: Any, nodes: str) -> Any:
         unknown = ends.texts[int(np.argmax(found < 0))]
         column = ends.name
         similar = [id for id in index if _alike(id) == _alike(unknown)]
-        hint = f"Did you mean {shown(similar[0])}?" if similar else "Add its row there, or leave the edge out."
+        hint = f"Did you mean {shown(similar[0])}?" if similar else "Add its row there, or leave this row out."
         refuse(ends.frame, (found < 0)[ends.codes], f"{column} {{{column}}} is not in {nodes}. {hint}")
     return found.astype(np.int64)[ends.codes]
 

@@ -9,7 +9,8 @@ from ...tasks.objectives import objective_for
 from ..reader import Reader, Rows
 from .files import file_of, frame_of, missing_column
 from .graph import DEGREES, pairs_in, read_tables, rows_graph, with_messages
-from .programs import is_graph
+from .many import divided, graph_column, read_graphs
+from .programs import are_graphs, is_graph
 from .roles import Roles
 from .targets import Targets
 
@@ -26,6 +27,8 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     Raises:
         ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
     """
+    if source.get("graph_id") is not None:
+        return _rows_of_graphs(source, data)
     tables, frames = _by_kind(source, data)
     has_nodes = "node" in tables
     for key in ("node", "edge"):
@@ -56,6 +59,31 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
         (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
     numbers = None if order is None or item not in frames else order.tolist()
     return Rows([graph], of.names(item), frames.get(item, frame), numbers)
+
+
+def _rows_of_graphs(source: Mapping[str, Any], data: Any) -> Rows:
+    """Return the graphs of later tables of many graphs: of files, or the three tables in any order."""
+    several = list(data) if isinstance(data, (list, tuple)) else [data]
+    own: dict[str, Any] = {key: source.get(key) for key in ("nodes", "edges", "graphs")}
+    tables = own if data is None else {**dict.fromkeys(own), **(data if isinstance(data, Mapping) else {})}
+    if data is not None and not isinstance(data, Mapping):
+        several = [*data] if isinstance(data, (list, tuple)) else [data]
+        files = [each for each in several if is_graph(each) or are_graphs(each)]
+        tables["edges"] = files if len(files) > 1 else next(iter(files), None)
+        for frame in (frame_of(each, "data") for each in several if not is_graph(each) and not are_graphs(each)):
+            is_of_edges, is_of_nodes = {source["src"], source["dst"]} <= {*frame}, source["id"] in frame
+            is_of_nodes = is_of_nodes and graph_column(frame, source["graph_id"]) is not None
+            tables["edges" if is_of_edges else "nodes" if is_of_nodes else "graphs"] = frame
+    of = read_graphs(tables["nodes"], tables["edges"], tables["graphs"], Roles.of(source)).with_degrees()
+    target, y = source["target"], dict[str, Any]()
+    if all(name in of.graphs.columns for name in target["names"]):
+        labels = Targets(target["names"], target["classes"], source["missing"])(of.graphs)
+        (y["y"],) = objective_for([labels], "graph", target["goal"]).convert([labels], file_of(of.graphs))
+    graphs, first = divided(of, source, **y), 0
+    for graph in graphs:
+        graph.node_names = [*of.node_names[first : first + len(graph.x)]]
+        first += len(graph.x)
+    return Rows(graphs, of.names("graph"), None if tables.get("graphs") is None else of.graphs)
 
 
 def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,4 +118,9 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict
     return tables, selected
 
 
-TABLES = Reader(("gat_pyg.data.tables",), ("nodes", "edges", "graph"), rows_of)
+TABLES = Reader(
+    ("gat_pyg.data.tables",),
+    ("nodes", "edges", "graph", "graphs"),
+    rows_of,
+    node_names=lambda graph: [*map(str, graph.get("node_names", range(len(graph.x))))],
+)

@@ -1,4 +1,4 @@
-"""Graphs of other programs as tables of nodes and edges: GraphML, GML, JSON, .mat, scipy.sparse and networkx."""
+"""Graphs of other programs, one or many, as tables: GraphML, GML, JSON, .mat, scipy.sparse and networkx."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -34,6 +37,20 @@ class GraphTables(NamedTuple):
     src: str
     dst: str
     directed: bool
+    graphs: Any = None  # of many graphs, a frame of their attributes; all three have the column `graph`
+    graph: str = ""
+
+
+class Graph(NamedTuple):
+    """A graph as records of nodes and edges, with the keys of their ids and ends, and its own attributes."""
+
+    nodes: Sequence[dict[str, Any]]
+    edges: Sequence[dict[str, Any]]
+    columns: tuple[str, str, str]
+    directed: bool
+    name: str
+    attributes: Mapping[str, Any]
+    key: str = "edges"  # the name of the list of edges in messages
 
 
 def is_graph(data: Any) -> bool:
@@ -45,6 +62,65 @@ def is_graph(data: Any) -> bool:
     if isinstance(data, (str, Path)):
         return Path(data).suffix.lower() in READERS
     return hasattr(data, "is_multigraph") or _is_sparse(data)
+
+
+def are_graphs(data: Any) -> bool:
+    """Return True for many graphs: a folder or .zip of files, a list in a JSON file, or a list of files or graphs.
+
+    >>> are_graphs(["a.gml", "b.gml"]), are_graphs("a.gml")
+    (True, False)
+    """
+    if not isinstance(data, (str, Path)):
+        return isinstance(data, (list, tuple)) and len(data) > 0 and all(map(is_graph, data))
+    path = Path(data).expanduser()
+    if path.suffix.lower() == ".json" and path.is_file():
+        with path.open("rb") as file:
+            return file.read(100).lstrip(b"\xef\xbb\xbf \r\n\t")[:1] == b"["
+    return path.is_dir() or path.suffix.lower() == ".zip"
+
+
+def graphs_tables(data: Any) -> GraphTables:
+    """Return the tables of many graphs, which `are_graphs` recognises, or of one in the form of many.
+
+    `graph` is the column of all three with the name of the graph: its file, else an attribute `id` or `name` that tells
+    the graphs apart, else its number. `graphs` has the attributes of the graphs.
+
+    Raises:
+        FileNotFoundError, ValueError: as `graph_tables`, or if some graphs are directed and others are not.
+
+    Example:
+        >>> import networkx as nx
+        >>> tables = graphs_tables([nx.Graph([(0, 1)], toxic="no"), nx.Graph([(0, 1), (1, 2)], toxic="yes")])
+        >>> tables.graphs.to_dict("list"), tables.edges.columns.tolist()
+        ({'graph': [0, 1], 'toxic': ['no', 'yes']}, ['graph', 'source', 'target'])
+    """
+    if not isinstance(data, (str, Path)):
+        several = data if isinstance(data, (list, tuple)) else [data]
+        listed = [
+            [_of_networkx(g, f"graph {n}")] if hasattr(g, "nodes") else _records(g) for n, g in enumerate(several)
+        ]
+        return _tables([*chain(*listed)], "graphs", of_many=True)
+    path = Path(data).expanduser()
+    if path.suffix.lower() == ".zip" and path.is_file():
+        with TemporaryDirectory() as folder, ZipFile(path) as archive:
+            archive.extractall(folder)
+            return _of_folder(Path(folder), path.name)
+    return _of_folder(path, path.name) if path.is_dir() else _tables(_records(path), path.name, of_many=True)
+
+
+def _of_folder(folder: Path, name: str) -> GraphTables:
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SEVERAL and file.is_file()]
+    if not files:
+        raise ValueError(f"{name} has no graphs, expected files that end in {', '.join(SEVERAL)}.")
+    return _tables([*chain(*map(_records, files))], name, of_many=True)
+
+
+def _records(path: str | Path) -> list[Graph]:
+    """Return the graphs of a file."""
+    graphs = _read(path, None)
+    if isinstance(graphs, GraphTables):
+        raise ValueError(f"{path} holds a matrix, expected one of many graphs in a file that ends in {SEVERAL}.")
+    return graphs
 
 
 def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
@@ -79,10 +155,20 @@ def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
         (['id', 'club'], ['source', 'target', 'weight'], False)
     """
     if hasattr(graph, "is_multigraph"):
-        return _of_networkx(graph, "graph")
+        return _tables([_of_networkx(graph, "graph")], "graph")
     if _is_sparse(graph):
         return _of_matrix(graph, {}, "matrix")
-    path = Path(graph).expanduser()
+    result = _read(graph, matrix)
+    if isinstance(result, GraphTables):
+        return result
+    name = result[0].name
+    note = f"{name} has {len(result)} graphs, of which the first is read"
+    return _with_notes(_tables(result[:1], name), [note] * (len(result) > 1))
+
+
+def _read(path: str | Path, matrix: str | None) -> GraphTables | list[Graph]:
+    """Return the graphs in a file, or the tables of its matrix."""
+    path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Give the path of a graph: {', '.join(READERS)}.")
     suffix = path.suffix.lower()
@@ -106,8 +192,8 @@ class _UnreadableError(ValueError):
 # networkx and JSON ----------------------------------------------------------------------------------------------------
 
 
-def _of_graphml(path: Path, _: str | None = None) -> GraphTables:
-    """Return the tables of the first graph in a GraphML file; a file without the namespace is read too."""
+def _of_graphml(path: Path, _: str | None = None) -> list[Graph]:
+    """Return the graphs in a GraphML file; a file without the namespace is read too."""
     reader = needs("networkx.readwrite.graphml", "formats").GraphMLReader()
     root = ElementTree.parse(path).getroot()
     source: Path | io.BytesIO = path
@@ -121,13 +207,10 @@ def _of_graphml(path: Path, _: str | None = None) -> GraphTables:
                 f"{path}: the attribute {key.get('attr.name')} is of type {kind}, expected boolean, int, long, float, "
                 "double or string. Save it as one of these, a vector as an attribute for each of its elements."
             )
-    first, *others = [*reader(path=source)] or [None]
-    if first is None:
+    graphs = [_of_networkx(graph, path.name) for graph in reader(path=source)]
+    if not graphs:
         raise _UnreadableError(f"{path} has no graph, expected graphml with a graph in it.")
-    return _with_notes(
-        _of_networkx(first, path.name),
-        [f"{path.name} has {len(others) + 1} graphs, of which the first is read"] if others else [],
-    )
+    return graphs
 
 
 def _with_notes(tables: GraphTables, notes: list[str]) -> GraphTables:
@@ -135,23 +218,30 @@ def _with_notes(tables: GraphTables, notes: list[str]) -> GraphTables:
     return tables
 
 
-def _of_networkx(graph: Any, name: str) -> GraphTables:
+def _of_networkx(graph: Any, name: str) -> Graph:
     nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
     default = graph.graph.get("node_default", {}), graph.graph.get("edge_default", {})  # of GraphML
     attributes = [default[0] | values for _, values in nodes]
     of_edges = [default[1] | values for _, _, values in edges]
     id, src, dst = _free(attributes, ("id", "node", "node_id")), *_free_ends(of_edges)
-    return _tables(
+    return Graph(
         [{id: node} | values for (node, _), values in zip(nodes, attributes, strict=True)],
         [{src: u, dst: v} | values for (u, v, _), values in zip(edges, of_edges, strict=True)],
         (id, src, dst),
         graph.is_directed(),
         name,
+        {key: value for key, value in graph.graph.items() if key not in ("node_default", "edge_default")},
     )
 
 
-def _of_json(path: Path, _: str | None = None) -> GraphTables:
-    content, name = json.loads(path.read_bytes()), path.name
+def _of_json(path: Path, _: str | None = None) -> list[Graph]:
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, list):
+        return [_of_node_link(content, path.name)]
+    return [_of_node_link(graph, f"{path.name}, graph {number}") for number, graph in enumerate(content)]
+
+
+def _of_node_link(content: Any, name: str) -> Graph:
     key = next((key for key in ("links", "edges") if isinstance(content, dict) and key in content), None)
     if key is None or not all(_are_records(content.get(part)) for part in ("nodes", key)):
         form = next((form for form, where in FORMS.items() if isinstance(content, dict) and where in content), None)
@@ -181,31 +271,48 @@ def _of_json(path: Path, _: str | None = None) -> GraphTables:
             id = "name"
     elif are_positions and {str(node.get("id")) for node in nodes}.isdisjoint(map(str, ends)):  # of networkx 1
         links = [{**link, src: nodes[link[src]]["id"], dst: nodes[link[dst]]["id"]} for link in links]
-    return _tables(nodes, links, (id, src, dst), bool(directed), name, key)
+    others = {part: content[part] for part in content if part not in ("nodes", key, "directed", "multigraph", "graph")}
+    attributes = others | dict(content.get("graph") or {})
+    return Graph(nodes, links, (id, src, dst), bool(directed), name, attributes, key)
 
 
 def _are_records(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, dict) for value in values)
 
 
-def _tables(
-    nodes: Sequence[Mapping[str, Any]],
-    edges: Sequence[Mapping[str, Any]],
-    columns: tuple[str, str, str],
-    directed: bool,
-    name: str,
-    key: str = "edges",
-) -> GraphTables:
-    pd = needs("pandas", "formats")
-    id, src, dst = columns
-    frames = pd.DataFrame(list(nodes)), pd.DataFrame(list(edges))
+def _tables(graphs: Sequence[Graph], name: str, of_many: bool = False) -> GraphTables:
+    """Return the tables of one graph, or of many with the columns `graph` and `graphs`."""
+    pd, (first, *_) = needs("pandas", "formats"), graphs
+    id, src, dst = first.columns
+    for graph in graphs:
+        if (graph.columns, graph.directed) != (first.columns, first.directed):
+            forms = [f"{g.name} is {'' if g.directed else 'un'}directed, with {g.columns}" for g in (first, graph)]
+            raise ValueError(f"{'; '.join(forms)}. Save all graphs in the same form.")
+    rows = [[graph.nodes for graph in graphs], [graph.edges for graph in graphs]]
+    of_graphs: list[dict[str, Any]] = [dict(graph.attributes) for graph in graphs]
+    column = _free([*chain(*chain(*rows)), *of_graphs], ("graph", "of_graph")) if of_many else ""
+    keys = [{column: key} if of_many else {} for key in _names(graphs)]
+    rows = [[[key | row for row in part] for key, part in zip(keys, parts, strict=True)] for parts in rows]
+    frames = [pd.DataFrame([*chain(*parts)]) for parts in rows]
     if not len(frames[0]) or id not in frames[0]:
         raise _UnreadableError(f"{name} has no nodes with {id}, expected at least one.")
     if not len(frames[1]):
         raise _UnreadableError(f"{name} has no edges, expected at least one.")
+    if of_many:
+        frames.append(pd.DataFrame([key | values for key, values in zip(keys, of_graphs, strict=True)]))
     for frame in frames:
         frame.columns = frame.columns.map(str)
-    return GraphTables(named(frames[0], f"{name}, nodes"), named(frames[1], f"{name}, {key}"), id, src, dst, directed)
+    parts = zip(frames, ("nodes", first.key, "graphs"), strict=False)
+    nodes, edges, *others = (named(frame, f"{name}, {part}") for frame, part in parts)
+    nodes.attrs["of_graph"] = [*of_graphs[0]]
+    return GraphTables(nodes, edges, id, src, dst, first.directed, *others, *[column] * of_many)
+
+
+def _names(graphs: Sequence[Graph]) -> Sequence[Any]:
+    """Return the names of graphs: those of their files, else an attribute that tells them apart, else numbers."""
+    listed = [[graph.name if Path(graph.name).suffix.lower() in SEVERAL else "" for graph in graphs]]
+    listed += [[str(graph.attributes.get(key, "")) for graph in graphs] for key in ("id", "name")]
+    return next((names for names in listed if len({*names}) == len(names) and all(names)), range(len(graphs)))
 
 
 def _free(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -220,8 +327,8 @@ def _free_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return next((pair for pair in pairs if used.isdisjoint(pair)), ("source_", "target_"))
 
 
-def _of_gml(path: Path, _: str | None = None) -> GraphTables:
-    """Return the tables of a GML file; labels that are the same, and edges twice, as in some data sets, are fine."""
+def _of_gml(path: Path, _: str | None = None) -> list[Graph]:
+    """Return the graph of a GML file; labels that are the same, and edges twice, as in some data sets, are fine."""
     nx = needs("networkx", "formats")
     text = path.read_bytes().decode("utf-8", errors="replace")
     if not re.search(r"^\s*multigraph\s", text, re.MULTILINE):
@@ -232,7 +339,7 @@ def _of_gml(path: Path, _: str | None = None) -> GraphTables:
         graph = nx.relabel_nodes(graph, dict(zip(graph, labels, strict=True)))
         for _, values in graph.nodes(data=True):
             del values["label"]
-    return _of_networkx(graph, path.name)
+    return [_of_networkx(graph, path.name)]
 
 
 # Matrices -------------------------------------------------------------------------------------------------------------
@@ -346,7 +453,10 @@ def _of_npz(path: Path, _: str | None = None) -> GraphTables:
     return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
 
 
-READERS: dict[str, tuple[str, Callable[[Path, str | None], GraphTables]]] = {  # the package that a format needs
+SEVERAL = (".graphml", ".gml", ".json")  # of which a folder may have one for each graph
+READERS: dict[
+    str, tuple[str, Callable[[Path, str | None], GraphTables | list[Graph]]]
+] = {  # the package that a format needs
     ".graphml": ("networkx", _of_graphml),
     ".gml": ("networkx", _of_gml),
     ".json": ("pandas", _of_json),

@@ -47,6 +47,7 @@ class Roles(NamedTuple):
     are_two: bool = False  # each kind has a table of nodes of its own
     both: bool = False  # the edges are those of a graph without directions
     ids: list[list[str]] | None = None  # ids of the nodes whose embeddings were learnt, in order, of each kind
+    graph_id: str | None = None  # of many graphs: the column of all tables with the graph of a row
 
     @classmethod
     def of(cls, source: Mapping[str, Any]) -> Roles:
@@ -55,7 +56,7 @@ class Roles(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data for `of`."""
-        return {key: value for key, value in self._asdict().items() if key not in ("both", "ids") or value}
+        return {key: value for key, value in self._asdict().items() if key not in ("both", "ids", "graph_id") or value}
 
 
 def choose_ends(edges: Any, roles: Roles, used: Collection[Any]) -> Roles:

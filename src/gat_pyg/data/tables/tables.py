@@ -15,12 +15,15 @@ from ...tasks.metrics import LINKS
 from ...tasks.objective import MASKS, any_known
 from ...tasks.objectives import TASKS
 from ...tasks.task import Task
+from ..arrays.from_pyg import from_dataset
 from ..links import divided_links, link_task
 from ..reader import name_of_file
 from ..splits import check_classes, draw_masks
 from .features import Features
 from .files import check_columns, file_of
 from .graph import DEGREES, Tables, are_several, read_tables, rows_graph, with_messages
+from .many import divided, drawn_masks, read_graphs
+from .programs import are_graphs
 from .roles import Roles, warn_of_header
 from .split_columns import masks_of_rows
 from .targets import Labels
@@ -51,9 +54,12 @@ def tables(
     name: str | None = None,
     graph: Any = None,
     matrix: str | None = None,
+    graphs: Any = None,
+    folds: int | str | Path | None = None,
+    fold: int = 0,
     like: Mapping[str, Any] | None = None,
 ) -> Task:
-    """Convert tables of nodes and edges to a task: classes or regression targets of nodes or edges, or links.
+    """Convert tables to a task: classes or regression targets of nodes, edges or many graphs, or links.
 
     A table is a CSV, TSV or Parquet file, a pandas frame, or a list of files with the same columns. Each row of `nodes`
     has an id and features; without it, the ids in `edges` are the nodes, whose embeddings are learnt
@@ -91,6 +97,10 @@ def tables(
             unless they are given too: see `gat_pyg.data.tables.programs.graph_tables`. A matrix of a `.mat` file with a
             row for each node is a target by its key. `undirected` is of directed graphs.
         matrix: the key of the matrix of edges in a `.mat` file.
+        graphs: of many graphs, a table with a row for each: its id, its labels and features. Rows of `nodes` and
+            `edges` have the id of their graph: see `gat_pyg.data.tables.many.read_graphs`. With `graph`, the ids are
+            names of files. Without it, `graph` may be many graphs whose attributes are the columns, such as a folder.
+        folds, fold: of many graphs, as in `from_dataset`.
         like: the `source` of an earlier task, whose encodings, classes and names of columns are kept.
 
     Raises:
@@ -109,20 +119,21 @@ def tables(
     if graph is not None and edges is not None:
         raise ValueError("graph and edges are two sets of edges. Leave one of them out.")
     edges = edges if graph is None else graph
+    are_many = graphs is not None or are_graphs(edges)
     roles = Roles(id, src, dst, bipartite, matrix) if like is None else Roles.of(like)
     missing = [*map(str, missing)] if like is None else [*like.get("missing", ())]
     used = (*([target] if isinstance(target, str) else target or ()), *ignore, column, time)
-    of = read_tables(nodes, edges, roles, used)
+    of = read_graphs(nodes, edges, graphs, roles, used) if are_many else read_tables(nodes, edges, roles, used)
     roles = of.roles
     warn_of_header(of.edges, [roles.src, roles.dst])
     if of.nodes is not None and not roles.are_two:
         warn_of_header(of.nodes, [roles.id])
-    paths = {"nodes": _path(nodes), "edges": _path(edges)}
+    paths = {"nodes": _path(nodes), "edges": _path(edges)} | ({"graphs": _path(graphs)} if are_many else {})
     name = name or name_of_file(paths["nodes"] or paths["edges"] or "tables")
     targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
-    check_columns([of.nodes, of.edges], [*ignore, *categories])
+    check_columns([of.graphs, of.nodes, of.edges], [*ignore, *categories])
     item, goal = _item(of, targets, task)
-    of = of.with_degrees() if item == "node" else of
+    of = of.with_degrees() if item in ("node", "graph") else of
 
     labels = None
     if item != "link":
@@ -132,7 +143,10 @@ def tables(
         raise ValueError(f"{name}: the earlier run predicts {predicted}. Choose the same target.")
     known = torch.ones(len(of.edges), dtype=torch.bool) if labels is None else any_known(labels.y)
     masks, drawn = masks_of_rows(of.of(item), known, column, time, val, test, seed)
-    if labels is not None and not masks:
+    count = 1
+    if labels is not None and item == "graph" and not masks:
+        masks, drawn, count = drawn_masks(labels.y, known, val, test, seed, folds, fold, name)
+    elif labels is not None and not masks:
         data = Data(y=labels.y, edge_label_index=of.edge_index if item == "edge" else None)
         drawn = draw_masks(data, labels.objective, per_class, val, test, seed, name)
         masks = {key: data[key] for key in MASKS}
@@ -143,9 +157,12 @@ def tables(
             continue
         if like is not None and each not in like["columns"]:
             raise ValueError(f"{file_of(frame)} is a table of {each}s, which the earlier run did not have.")
-        names = [name for name in frame.columns if name not in (*left_out, *ignore, *targets, column, time)]
+        left_out = [*left_out, roles.graph_id, *ignore, *targets, column, time]
+        names = [name for name in frame.columns if name not in left_out]
         is_split = masks and each == ("edge" if item == "link" else item)
         rows = masks["train_mask"].numpy() if is_split else np.ones(len(frame), bool)
+        if item == "graph":
+            rows = masks["train_mask"].numpy()[of.graph_of(each)]
         earlier = None if like is None else like["columns"][each]
         fitted[each] = Features.of_table(frame, names, rows, categories, missing, earlier)
         if labels is not None and is_split and like is None:
@@ -168,6 +185,15 @@ def tables(
         source["ids"] = [side.tolist() for side in of.sides]
     uses = {"target": ", ".join(targets), "split": column, "time": time}
     notes = [f"{name}: {note}" for note in _notes(of, source["reverse"], labels, uses, fitted)]
+    if labels is not None and item == "graph":
+        every = divided(of, source, like is not None, y=labels.y, **masks)
+        every = [graph for graph, is_known in zip(every, known.tolist(), strict=True) if is_known]
+        if len(every) < len(known):
+            notes.append(f"{name}: {len(known) - len(every):,} of {len(known):,} graphs have no known label, left out")
+        result = from_dataset(every, name, task=f"graph_{labels.objective.goal}")
+        check_classes(result)
+        result = result.split_by(drawn, count)
+        return result.read_from(source, notes, class_names=labels.names)
     rows_of_edges = rows_graph(of, source, is_later=like is not None)
     if masks and labels is None:
         if disjoint:
@@ -219,11 +245,15 @@ def _notes(
     """Yield notes on the uses of columns, on values that are missing or not read, and on the direction of messages."""
     ends = [*dict.fromkeys(f"{end.name} of {file_of(end.frame)}" for end in of.ends)]
     parts = [] if of.nodes is None else [f"ids {of.roles.id} of {file_of(of.nodes)}"]
+    parts += [] if of.graphs is None else [f"{len(of.graphs):,} graphs {of.roles.graph_id} of {file_of(of.graphs)}"]
     parts += [f"ends {' and '.join(ends)}", *(f"{use} {name}" for use, name in uses.items() if name)]
     for item, features in fitted.items():
         own = [name for name in features.columns if name not in DEGREES]
         names = [*own] if len(own) <= LISTED else [f"{len(own)} columns"]
-        names += ["the numbers of edges from and to each"] * (len(own) < len(features.columns))
+        degree = (
+            "the number of edges of each" if DEGREES[2] in features.columns else "the numbers of edges from and to each"
+        )
+        names += [degree] * (len(own) < len(features.columns))
         parts += [f"{features.size} feature{'s' * (features.size != 1)} of {item}s: {', '.join(names)}"] * bool(names)
     yield "; ".join(parts)
     for item, features in fitted.items():
@@ -242,8 +272,20 @@ def _notes(
 
 def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, str | None]:
     """Return what is to be predicted, node, edge or link, and classification, regression or None."""
-    if task not in (None, *TASKS) or str(task).startswith("graph_"):
-        raise ValueError(f"task is {task}, but tables are one graph. Choose a task of nodes, edges or links.")
+    if task not in (None, *TASKS) or (of.graphs is None and str(task).startswith("graph_")):
+        raise ValueError(
+            f"task is {task}, but tables are one graph. Choose a task of nodes, edges or links, or give many graphs: "
+            "dataset.graphs=graphs.csv with a row for each, or dataset.graph=FOLDER."
+        )
+    if of.graphs is not None:
+        check_columns([of.graphs], targets)
+        if not targets or not str(task or "graph_").startswith("graph_"):
+            columns = ", ".join(name for name in of.graphs.columns if name != of.roles.graph_id)
+            raise ValueError(
+                f"Of many graphs, their labels are predicted: choose dataset.target from the columns of "
+                f"{file_of(of.graphs)}: {columns or 'it has no other than the id'}."
+            )
+        return "graph", None if task is None else task.removeprefix("graph_")
     if not targets or task == LINKS:
         if targets or task not in (None, LINKS):
             needed = "no target" if targets else "target, the column with the labels"
@@ -262,7 +304,7 @@ def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, st
 def _names(names: Any, of: Tables) -> list[str]:
     """Return the names of columns in a list; the key of a matrix stands for its columns key.0, key.1, ..."""
     listed = [] if names is None else [names] if isinstance(names, str) else list(names)
-    columns = [*(() if of.nodes is None else of.nodes.columns), *of.edges.columns]
+    columns = [column for frame in (of.nodes, of.edges, of.graphs) if frame is not None for column in frame.columns]
     parts = {name: [column for column in columns if column.startswith(f"{name}.")] for name in listed}
     return [part for name in listed for part in ([name] if name in columns else parts[name] or [name])]
 
@@ -271,5 +313,5 @@ def _path(table: Any) -> Any:
     """Return the path or the paths of a table as plain data; None for a frame."""
     if isinstance(table, (str, Path)):
         return str(table)
-    are_paths = are_several(table) and all(isinstance(path, (str, Path)) for path in table)
+    are_paths = are_several(table) and len(table) > 0 and all(isinstance(path, (str, Path)) for path in table)
     return [str(path) for path in table] if are_paths else None
