@@ -186,12 +186,12 @@ def test_sides_are_those_of_a_bipartite_graph_and_of_no_tree_or_grid(case: str) 
 
 
 @pytest.mark.parametrize("form", ["both directions", "to users", "mixed ids"])
-@pytest.mark.parametrize("dense", [10_000, 0])
-def test_negatives_of_users_and_items_join_a_user_and_an_item(
-    form: str, dense: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("dense", "kind"), [(10_000, "auto"), (0, "source"), (10_000, "any")])
+def test_negatives_of_users_and_items_join_a_user_of_a_link_and_an_item(
+    form: str, dense: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(negatives, "DENSE", dense)
-    users, items, draw = 30, 20, torch.Generator().manual_seed(0)
+    users, items, draw = 30, 40, torch.Generator().manual_seed(0)
     chosen = torch.randperm(users * items, generator=draw)[:250]
     edges = torch.stack([chosen // items, users + chosen % items])
     if form == "mixed ids":
@@ -199,18 +199,22 @@ def test_negatives_of_users_and_items_join_a_user_and_an_item(
     is_user = torch.zeros(users + items).bool().index_fill_(0, edges[0], True)
     directed = form == "to users"
     edges = edges.flip(0) if directed else torch.cat([edges, edges.flip(0)], 1)
-    task = links(Data(torch.randn(users + items, 6), edges), val=0.2, test=0.2)
+    task = links(Data(torch.randn(users + items, 6), edges), val=0.2, test=0.2, negatives=kind)
     data, known = task.train[0], pairs(edges)
     steps = [task.objective.example(data, split) for split in ("train", "train", "val", "test")]
     for step in steps:
         src, dst = step.edge_label_index
         assert (is_user[src] != is_user[dst]).all() and int((step.y == 0).sum()) == int((step.y == 1).sum())
         assert not directed or is_user[dst].all()
+        ranked = torch.where(is_user[src] != directed, src, dst)  # links begin at the nodes of one side
+        of_links, of_others = (ranked[step.y == label].sort().values for label in (1, 0))
+        assert torch.equal(of_links, of_others) == (kind != "any")
     drawn = [pairs(step.edge_label_index[:, step.y == 0]) for step in steps]
     assert drawn[0] != drawn[1] and not (drawn[2] & drawn[3]) and not (drawn[2] | drawn[3]) & known
     train = pairs(data.edge_label_index[:, data.train_mask]) | pairs(data.edge_index)
+    assert len(drawn[2]) == int((steps[2].y == 0).sum())  # each once
     assert not drawn[0] & (train | {(dst, src) for src, dst in train})
-    assert "links between the 30 and 20 nodes of a bipartite graph" in sizes(task) or form != "both directions"
+    assert "links between the 30 and 40 nodes of a bipartite graph" in sizes(task) or form != "both directions"
 
     one_side = data.clone()
     one_side.edge_label_index[:, (data.test_mask & (data.y == 0)).nonzero()[0]] = is_user.nonzero()[:2]

@@ -40,13 +40,15 @@ def links(
     channels: int = CHANNELS,
     seed: int = 0,
     ranked_by: str = "roc_auc",
+    negatives: str = "auto",
 ) -> Task:
     """Draw links of a graph for validation and test, by default 5 % and 10 % as in Kipf and Welling's GAE (2016).
 
     The other links are for training and, in both directions if the graph is undirected, the message-passing edges of
     all splits. Validation and test have as many pairs without a link as links, drawn once with `seed` (PyG's
     `RandomLinkSplit`). In a bipartite graph, such as users and items, pairs without a link join its two sides
-    (`gat_pyg.tasks.negatives.two_sides`), also those of the training. Repeated links and loops are removed before.
+    (`gat_pyg.tasks.negatives.two_sides`) and keep the source of a link, also those of the training. Repeated links and
+    loops are removed before.
 
     Args:
         dataset: a `Data`, a PyG `Dataset` or a `Task` with one graph. Without x, the ids of the nodes are the features.
@@ -56,7 +58,8 @@ def links(
             then message-passing edges only. At 0, all are both.
         channels: the width of the vectors whose inner product is the score of a pair.
         seed: determines the split.
-        ranked_by: the score that is reported and decides when to stop, as in `LinkLabels`.
+        ranked_by, negatives: the score that is reported and decides when to stop, and how pairs without a link are
+            drawn, as in `LinkLabels`.
 
     Raises:
         ValueError: if there is not one graph with edges, it has too few links, or they are in encodings of the nodes.
@@ -77,7 +80,9 @@ def links(
         graph = graph[0]
     if not isinstance(dataset, Task):
         warn_of_unread([graph], name, ("edge_label_attr",))
-    return _drawn(graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by), transforms)
+    return _drawn(
+        graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by, negatives=negatives), transforms
+    )
 
 
 def link_task(
@@ -89,6 +94,7 @@ def link_task(
     split: int,
     transforms: Sequence[Any],
     disjoint: float = 0.0,
+    negatives: str = "auto",
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
@@ -98,7 +104,7 @@ def link_task(
     Raises:
         ValueError: if there are several graphs, or labels or masks of the pairs are missing.
     """
-    graphs, objective = list(chain(*raw)), LinkLabels(CHANNELS)
+    graphs, objective = list(chain(*raw)), LinkLabels(CHANNELS, negatives=negatives)
     for graph in graphs:
         check_kind(graph, name)
     if len(raw) == len(graphs) == 3 and all(graph.get("edge_label") is not None for graph in graphs):
@@ -179,18 +185,20 @@ def _drawn(
     if both_ways and weights is not None and not is_undirected(edges, weights, num_nodes=N):
         raise ValueError(f"{name}: edge_attr differs between the two directions of a link. Leave edge_attr out.")
     sides = two_sides(edges, N)
+    is_ours = sides is not None or objective.negatives == "source"  # RandomLinkSplit would draw pairs of one side
     split = RandomLinkSplit(
         *shares,
         is_undirected=both_ways,
-        neg_sampling_ratio=1.0 if sides is None else 0.0,  # it would draw pairs of one side
+        neg_sampling_ratio=float(not is_ours),
         add_negative_train_samples=False,
         disjoint_train_ratio=disjoint,
     )
     try:
         with _seeded(seed):
             parts = split(Data(x, edges, weights, num_nodes=N))
-            if sides is not None:
-                _add_negatives(parts[1:], NonLinks(edges, N, directed(sides, parts[0].edge_label_index)))
+            if is_ours:
+                others = NonLinks(edges, N, directed(sides, parts[0].edge_label_index))
+                _add_negatives(parts[1:], others, objective.negatives)
     except ValueError as error:
         raise ValueError(
             f"{name} has {edges.size(1)} edges, too few to sample val={shares[0]} and test={shares[1]} of its links: "
@@ -203,7 +211,13 @@ def _drawn(
 
 
 def divided_links(
-    graph: Data, masks: Mapping[str, Tensor], both_ways: bool, name: str, seed: int, split_arguments: tuple[str, ...]
+    graph: Data,
+    masks: Mapping[str, Tensor],
+    both_ways: bool,
+    name: str,
+    seed: int,
+    split_arguments: tuple[str, ...],
+    negatives: str = "auto",
 ) -> Task:
     """Return the task of predicting links that come divided, with as many other pairs drawn for validation and test.
 
@@ -217,6 +231,7 @@ def divided_links(
         name: name of the task.
         seed: random seed of the other pairs, which are in no row.
         split_arguments: the same as of a `Task`.
+        negatives: how the other pairs are drawn, as in `LinkLabels`.
 
     Raises:
         ValueError: if a split has no link.
@@ -242,13 +257,15 @@ def divided_links(
     if both_ways:
         edges, known = (torch.cat([links, links.flip(0)], 1) for links in (edges, known))
         features = None if features is None else features.repeat(2, 1)
+    others = NonLinks(known, N, directed(two_sides(known, N), parts[0].edge_label_index))
     with _seeded(seed):
-        _add_negatives(parts[1:], NonLinks(known, N, directed(two_sides(known, N), parts[0].edge_label_index)))
+        _add_negatives(parts[1:], others, negatives)
     labelled = [part.edge_label_index for part in parts], [part.edge_label for part in parts]
-    return task_of_pairs(name, Data(graph.x, edges, features), *labelled, LinkLabels(CHANNELS), (), split_arguments)
+    objective = LinkLabels(CHANNELS, negatives=negatives)
+    return task_of_pairs(name, Data(graph.x, edges, features), *labelled, objective, (), split_arguments)
 
 
-def with_other_pairs(graph: Data, name: str) -> Data:
+def with_other_pairs(graph: Data, name: str, negatives: str = "auto") -> Data:
     """Return a graph whose pairs are its links, with label 1, and as many drawn pairs that are none, with label 0.
 
     A drawn pair is no edge, and no link in either direction; in a bipartite graph it joins the two sides. The pairs are
@@ -257,6 +274,7 @@ def with_other_pairs(graph: Data, name: str) -> Data:
     Args:
         graph: the graph with `edge_index` and the links in `edge_label_index` [2, L].
         name: name of the graph in messages.
+        negatives: how the others are drawn, as in `LinkLabels`.
 
     Raises:
         ValueError: if all links are edges of the graph.
@@ -282,7 +300,7 @@ def with_other_pairs(graph: Data, name: str) -> Data:
     known = torch.cat([graph.edge_index, links, links.flip(0)], 1)
     part = Data(edge_label_index=links, edge_label=torch.ones(links.size(1), dtype=torch.long))
     with _seeded(0):
-        _add_negatives([part], NonLinks(known, N, directed(two_sides(known, N), links)))
+        _add_negatives([part], NonLinks(known, N, directed(two_sides(known, N), links)), negatives)
     _check_others(part.edge_label, N, name)
     return graph.update(part)
 
@@ -309,11 +327,11 @@ def _seeded(seed: int) -> Iterator[None]:
             random.setstate(state)
 
 
-def _add_negatives(parts: Sequence[Data], negatives: NonLinks) -> None:
+def _add_negatives(parts: Sequence[Data], others: NonLinks, negatives: str) -> None:
     """Add as many negative pairs as links to the labelled pairs of each part, such as validation and test."""
     ends = [*accumulate(part.edge_label.numel() for part in parts)]
-    drawn = negatives.draw(ends[-1])
-    splits = [drawn.size(1) * end // ends[-1] for end in ends[:-1]]
+    drawn, of = others.beside(torch.cat([part.edge_label_index for part in parts], 1), negatives)
+    splits = torch.searchsorted(of, torch.tensor(ends[:-1], dtype=torch.long))
     for part, pairs in zip(parts, drawn.tensor_split(splits, 1), strict=True):
         part.edge_label_index = torch.cat([part.edge_label_index, pairs], 1)
         part.edge_label = torch.cat([part.edge_label, part.edge_label.new_zeros(pairs.size(1))])

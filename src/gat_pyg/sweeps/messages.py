@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch_geometric.utils import is_undirected
 
 from ..paper.published import published
@@ -27,6 +28,7 @@ STOPPED = {  # by training.criterion
     "accuracy": "the score did not improve",
     "loss": "the loss did not improve",
 }
+ENDS = ("src", "dst")
 LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 
@@ -134,12 +136,26 @@ def sizes(task: Task) -> str:
     if task.objective.draws_pairs:  # half of the labelled pairs of validation and test are none
         others = [int((task.labels(split) == 0).sum()) for split in SPLITS]
         counts = [count - other for count, other in zip(counts, others, strict=True)]
-        without = f" ({others[1]:,} / {others[2]:,} pairs without one)"
+        without = f" ({others[1]:,} / {others[2]:,} pairs without one){cold_ends(task)}"
     split = " / ".join(f"{count:,}" for count in counts)
     if task.objective.draws_pairs and shared is not None and (sides := sides_of(shared)) is not None:
         counts = [int((sides == side).sum()) for side in (0, 1)]
         predicts += f" between the {counts[0]:,} and {counts[1]:,} nodes of a bipartite graph"
     return f"{nodes:,} nodes, {edges:,} edges, {predicts}; {split} {items}{without}"
+
+
+def cold_ends(task: Task) -> str:
+    """Return a clause on the test's links that have an end without a training link, else ""."""
+    data = task.test[0]
+    known = torch.zeros(data.x.size(0), dtype=torch.bool)
+    known[torch.cat([data.edge_index, data.edge_label_index[:, data.train_mask]], 1).flatten()] = True
+    is_cold = ~known[data.edge_label_index[:, data.test_mask & (data.y == 1)]]  # [2, L]
+    ends = [
+        f"{n:,} {(task.source or {}).get(end) or end}" for end, n in zip(ENDS, is_cold.sum(1).tolist(), strict=True)
+    ]
+    share = is_cold.any(0).double().mean()
+    text = f", {100 * share:.2g} % of those of the test with an end that has no training link ({' and '.join(ends)})"
+    return text if share else ""
 
 
 def split_line(task: Task, split: Split) -> str:

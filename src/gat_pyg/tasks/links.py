@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from .edges import OfEdges, check_pairs
 from .losses import Binary
 from .metrics import METRICS, RANKED_LINKS, Metric
-from .negatives import non_links, sides_of
+from .negatives import NEGATIVES, non_links, sides_of
 from .objective import MASKS, Objective, Split, widest
 from .ranking import average_precision, hits, mrr, roc_auc
 
@@ -24,9 +24,9 @@ class LinkLabels(OfEdges, Binary):
     """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
 
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
-    are the message-passing edges. For training, as many negative pairs as there are links are drawn in each step, as by
-    PyG's `negative_sampling` with Python's global generator, which `Resumable` seeds. They are never message-passing
-    edges, nor training links in either direction (`NonLinks`). In a bipartite graph they join its sides (`two_sides`).
+    are the message-passing edges. For training, as many negative pairs as there are links are drawn in each step, with
+    Python's global generator, which `Resumable` seeds. They are never message-passing edges, nor training links in
+    either direction (`NonLinks`). In a bipartite graph they join its sides (`two_sides`).
 
     The model returns a vector for each node, `[N, K]`, and the score of a pair is the inner product of both. A model
     whose forward takes `edge_label_index` returns the scores `[L]` itself. The loss is the sigmoid cross-entropy. The
@@ -34,10 +34,12 @@ class LinkLabels(OfEdges, Binary):
     others are logged too. They are exact, since each split is evaluated as one batch.
 
     Args:
+        negatives: "source": a negative pair has the source of its link, and another destination; "any": both ends are
+            drawn, as by PyG's `negative_sampling`; "auto": "source" in a bipartite graph, else "any".
         pos_weight: a number: training draws as many pairs without a link as there are links, which are thus balanced.
 
     Raises:
-        ValueError: if `ranked_by` is none of these, or a number is out of its range.
+        ValueError: if `ranked_by` or `negatives` is none of these, or a number is out of its range.
 
     Example:
         >>> z = torch.tensor([[1.0], [2.0], [-1.0]])
@@ -47,6 +49,7 @@ class LinkLabels(OfEdges, Binary):
     """
 
     ranked_by: str = "roc_auc"
+    negatives: str = field(default="auto", repr=False, kw_only=True)
 
     item = "link"
     goal = "prediction"
@@ -65,6 +68,8 @@ class LinkLabels(OfEdges, Binary):
         super().__post_init__()
         if self.ranked_by not in self.measures:
             raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(self.measures)}.")
+        if self.negatives not in NEGATIVES:
+            raise ValueError(f"negatives is {self.negatives!r}, expected one of {', '.join(NEGATIVES)}.")
 
     @property
     def metric(self) -> Metric:
@@ -109,7 +114,7 @@ class LinkLabels(OfEdges, Binary):
         chosen = super()._pairs(data, split)
         pairs, y = chosen["edge_label_index"], chosen["y"]
         if split == "train" and pairs.numel():
-            negatives = non_links(data).draw(pairs.size(1))
+            negatives, _ = non_links(data).beside(pairs, self.negatives)
             pairs, y = torch.cat([pairs, negatives], 1), torch.cat([y, y.new_zeros(negatives.size(1))])
         return {"edge_label_index": pairs, "y": y}
 

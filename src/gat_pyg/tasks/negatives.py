@@ -14,6 +14,8 @@ from ..graph.subgraph import mask_to_index
 
 DENSE = 10_000  # nodes up to which a mask of all pairs finds the negative ones, faster than searching the known ones
 TRIES = 3  # PyG's number
+NEGATIVES = ("auto", "source", "any")
+ROUNDS = 20  # of the pairs of a source, most of whose pairs may be links
 
 
 class NonLinks:
@@ -28,12 +30,19 @@ class NonLinks:
         num_nodes: number of nodes N.
         sides: sides of a bipartite graph, as from `two_sides`; the pairs are then from side 0 to side 1.
 
+    `beside` draws for each of some links a pair with the same source, such as a user and another item. A score over
+    such pairs ranks the items of each user, and does not depend on which users are active.
+
     Cost: N^2 bytes up to `DENSE` nodes, else 8 E bytes; a draw of n pairs takes O(n log E) time.
 
     Example:
-        >>> NonLinks(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3).draw(9)  # the other direction of each
+        >>> others = NonLinks(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
+        >>> others.draw(9)  # the other direction of each
         tensor([[0, 1, 2],
                 [2, 0, 1]])
+        >>> others.beside(torch.tensor([[2], [0]]), "source")[0]
+        tensor([[2],
+                [1]])
     """
 
     def __init__(self, known: Tensor, num_nodes: int, sides: Tensor | None = None) -> None:
@@ -43,7 +52,8 @@ class NonLinks:
             self.size = src.numel(), dst.numel()
             number = torch.empty_like(sides)  # numbers of the nodes within their side
             number[src], number[dst] = (torch.arange(size, device=sides.device) for size in self.size)
-            known = number[torch.where(sides[known[0]] == 0, known, known.flip(0))]
+            self.side, self.number = sides, number
+            known = self._numbered(known)
         ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=sides is not None)
         distinct = ids.unique()
         self.num_known = distinct.numel()
@@ -71,7 +81,40 @@ class NonLinks:
             drawn = torch.cat([drawn, ids[~torch.isin(ids, drawn)]])[:num]
             if drawn.numel() == num:
                 break
-        pairs: Tensor = vector_to_edge_index(drawn, self.size, bipartite=self.sides is not None)
+        return self._pairs(drawn)
+
+    def beside(self, links: Tensor, negatives: str = "auto") -> tuple[Tensor, Tensor]:
+        """Return as many pairs as `links` [2, L], each at most once, and the indices of their links; fewer as `draw`.
+
+        Args:
+            links: the links beside which they stand.
+            negatives: "source": each has the source of its link, in a bipartite graph the end of side 0; "any": as
+                `draw`; "auto": "source" in a bipartite graph.
+        """
+        if negatives == "any" or (negatives == "auto" and self.sides is None):
+            pairs = self.draw(links.size(1))
+            return pairs, torch.arange(pairs.size(1)) * links.size(1) // max(pairs.size(1), 1)
+        device, width = "cpu" if self.free is None else self.device, self.size[1] - (self.sides is None)
+        src = (links if self.sides is None else self._numbered(links))[0]
+        first, draw = src.to(device) * width, torch.Generator().manual_seed(random.getrandbits(63))
+        ids, todo = first.clone(), torch.arange(len(first), device=device)
+        for _ in range(ROUNDS):
+            ids[todo] = first[todo] + torch.randint(width, (len(todo),), generator=draw).to(device)
+            order = ids.argsort(stable=True)
+            is_wrong = ~self._is_free(ids)
+            is_wrong[order[1:]] |= ids[order].diff() == 0
+            todo = is_wrong.nonzero()[:, 0]
+            if not len(todo):
+                break
+        kept = (~is_wrong).nonzero()[:, 0]
+        return self._pairs(ids[kept].to(self.device)), kept.cpu()
+
+    def _numbered(self, links: Tensor) -> Tensor:
+        """Return the numbers of the ends of links within their sides, that of side 0 first."""
+        return self.number[torch.where(self.side[links[0]] == 0, links, links.flip(0))]
+
+    def _pairs(self, ids: Tensor) -> Tensor:
+        pairs: Tensor = vector_to_edge_index(ids, self.size, bipartite=self.sides is not None)
         return pairs if self.sides is None else torch.stack([self.sides[0][pairs[0]], self.sides[1][pairs[1]]])
 
     def _is_free(self, ids: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from ..runs.result import CHECKPOINT, result_in
 from ..runs.task import settings_of
 from ..settings.factory import Factory
 from ..settings.settings import Settings
+from ..tasks.links import LinkLabels
 from ..tasks.metrics import metric_named
 from ..tasks.objective import Objective, any_known
 from ..tasks.task import Task
@@ -185,11 +186,11 @@ def _paths(tables: Any) -> Iterator[str | Path]:
 
 def _read(trained: Trained, data: Any) -> list[Data]:
     """Return the graphs of data, of links with other pairs if there are none."""
-    graphs = trained.read(data).graphs
-    if trained.objective.draws_pairs:
+    graphs, objective = trained.read(data).graphs, trained.objective
+    if isinstance(objective, LinkLabels):
         are_links = [graph.get("edge_label_index") is not None and _labels(graph) is None for graph in graphs]
         graphs = [
-            with_other_pairs(graph, "data") if is_of_links else graph
+            with_other_pairs(graph, "data", objective.negatives) if is_of_links else graph
             for graph, is_of_links in zip(graphs, are_links, strict=True)
         ]
     return graphs

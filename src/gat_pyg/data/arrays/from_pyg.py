@@ -52,6 +52,7 @@ def from_file(
     fold: int = 0,
     task: str | None = None,
     disjoint: float = 0.0,
+    negatives: str = "auto",
     undirected: bool = False,
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
@@ -85,6 +86,7 @@ def from_file(
         fold: the fold for the test; the next one is for validation.
         task: such as "node_regression" or "link_prediction"; by default what the labels show.
         disjoint: of link prediction, the share of training links that are predicted and pass no messages.
+        negatives: of link prediction, how pairs without a link are drawn, as in `LinkLabels`.
         undirected: if true, messages pass over each edge in both directions. Edges between the same nodes are merged,
             with the mean of their features, here and in later data.
 
@@ -102,7 +104,7 @@ def from_file(
     path, content = read(path)
     try:
         graphs = graphs_in(content, path, task != LINKS)
-        options: dict[str, Any] = {"task": task, "disjoint": disjoint}
+        options: dict[str, Any] = {"task": task, "disjoint": disjoint, "negatives": negatives}
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, **options)
         check_classes(result)
         if undirected and result.objective.has_pairs:
@@ -130,6 +132,7 @@ def from_dataset(
     transforms: Sequence[Mapping[str, Any]] = (),
     task: str | None = None,
     disjoint: float = 0.0,
+    negatives: str = "auto",
 ) -> Task:
     """Convert any PyG data set with labels of nodes, edges or graphs: one graph, several graphs, or three data sets.
 
@@ -158,9 +161,9 @@ def from_dataset(
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
 
     With `task="link_prediction"`, a single graph needs no labels: links are drawn as by `gat_pyg.data.links`, 5 % for
-    validation and 10 % for the test, or as many as `val` and `test`, and with its `disjoint`. Or the pairs are
-    `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M]; or `dataset` is
-    the three graphs of a `RandomLinkSplit`, and messages pass over the edges of the first.
+    validation and 10 % for the test, or as many as `val` and `test`, and with its `disjoint` and `negatives`. Or the
+    pairs are `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M]; or
+    `dataset` is the three graphs of a `RandomLinkSplit`, and messages pass over the edges of the first.
 
     A warning lists the keys with numbers that are not read, such as `edge_weight`.
 
@@ -192,7 +195,7 @@ def from_dataset(
     where, is_single, is_split = graph_names(sizes, name), sizes == [1], len(sizes) == len(SPLITS)
     warn_if_rounded(every, name)
     if task == LINKS:
-        return link_task(raw, name, val, test, seed, split, transforms, disjoint)
+        return link_task(raw, name, val, test, seed, split, transforms, disjoint, negatives)
     if disjoint:
         raise ValueError(f"{name}: disjoint={disjoint} is a share of links. Leave it out, or choose task={LINKS}.")
     if is_split and _are_of_links(raw) and not str(task).startswith("edge_"):

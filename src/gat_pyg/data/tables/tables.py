@@ -44,6 +44,7 @@ def tables(
     undirected: bool = True,
     bipartite: bool | None = None,
     disjoint: float = 0.0,
+    negatives: str = "auto",
     per_class: int | None = None,
     val: int | None = None,
     test: int | None = None,
@@ -89,6 +90,8 @@ def tables(
             None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
             `dst`, whose columns then have names such as `user.age`.
         disjoint, per_class, val, test, seed: arguments of a random split, as in `gat_pyg.data.from_dataset`.
+        negatives: of links, how pairs without a link are drawn: as `LinkLabels`, by default with the same user and
+            other items where users and items are two kinds.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
@@ -200,10 +203,10 @@ def tables(
             raise ValueError(
                 f"{name}: disjoint={disjoint} divides links at random, but a column divides them. Omit it."
             )
-        return divided_links(rows_of_edges, masks, undirected, name, seed, drawn).read_from(source, notes)
+        return divided_links(rows_of_edges, masks, undirected, name, seed, drawn, negatives).read_from(source, notes)
     data = with_messages(rows_of_edges, source)
     if labels is None:
-        return link_task([[data]], name, val, test, seed, 0, (), disjoint).read_from(source, notes)
+        return link_task([[data]], name, val, test, seed, 0, (), disjoint, negatives).read_from(source, notes)
     data.update({"y": labels.y, **masks})
     D = None if data.edge_attr is None else data.edge_attr.size(1)
     result = Task(name, [data], [data], [data], data.x.size(1), labels.objective, D, labels.names, (), 1, drawn)
