@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from ..settings.factory import ModelFactory
+from ..settings.factory import Factory, ModelFactory
 from ..settings.hashing import content_of_run
 from ..settings.settings import Settings
 from ..tasks.objective import Objective
@@ -116,7 +116,8 @@ def fill(model: nn.Module, settings: Settings, seed: int) -> None:
 def with_earlier_model(settings: Settings, passed: Collection[str]) -> Settings:
     """Return settings with the network of the earlier run, apart from the settings of the model among those `passed`.
 
-    A model that is passed as a whole, by `model=NAME` or `model._target_`, is that of the settings.
+    The encoding is that of the earlier run too, unless it is passed. A model that is passed as a whole, by `model=NAME`
+    or `model._target_`, is that of the settings.
 
     Raises:
         FileNotFoundError: if there is no such run.
@@ -129,7 +130,9 @@ def with_earlier_model(settings: Settings, passed: Collection[str]) -> Settings:
     values = {key: value for key, value in saved["model"].items() if key not in changed}
     values |= {key: value for key, value in settings.model.values.items() if key in changed}
     chosen = tuple(text for text in settings.suited if not text.startswith("model."))
-    return settings.replace(model=ModelFactory("model", values), suited=chosen)
+    settings = settings.replace(model=ModelFactory("model", values), suited=chosen)
+    keeps = not any(name.partition(".")[0] == "encoding" for name in passed)
+    return settings.replace(encoding=Factory("encoding", saved["encoding"])) if keeps else settings
 
 
 def warn_of_overlap(settings: Settings) -> None:

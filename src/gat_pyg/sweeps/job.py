@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
 from ..paper.published import as_published
+from ..runs.candidates import chosen
 from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
     AT_ONCE,
@@ -89,7 +90,10 @@ def request(config: DictConfig) -> Request:
         check_gpus(settings.trainer)
         settings.check_results()
         warn_of_overlap(settings)
-        settings = with_earlier_model(suited(settings, invocation.overrides), names_of(invocation.overrides))
+        settings = suited(settings, invocation.overrides)
+        if not invocation.multirun:
+            settings = chosen(settings, invocation.overrides)
+        settings = with_earlier_model(settings, names_of(invocation.overrides))
     except Exception:
         invocation.drop_folder()
         raise

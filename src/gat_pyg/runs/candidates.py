@@ -1,0 +1,142 @@
+"""Settings chosen by validation: candidates train briefly, one after the other, and each stays if it is better."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from ..data.rows import READERS
+from ..distributed.ranks import rank_zero_print
+from ..files import write_whole
+from ..settings.hashing import config_hash
+from ..settings.overrides import names_of
+from ..settings.settings import Settings
+from ..tasks.encodings import GraphColumns
+from ..tasks.metrics import metric_named
+from ..tasks.task import Task
+from ..training.progress import quiet
+from .result import Result
+from .sequential import one_run
+from .task import READ, data_key, prepared, read_task, with_loss
+
+NODES, EDGES = 20_000, 200_000  # of the training graphs in all, above which nothing is tried
+LABELS = 100  # of the validation, below which scores say too little
+EPOCHS = 100  # the longest training of a candidate
+MOST = 3  # candidates
+
+
+class Candidate(NamedTuple):
+    """Settings that may be better than the default of the same names, and a condition."""
+
+    values: Mapping[str, Any]
+    fits: Callable[[Task, Settings], bool]
+
+
+def _has_columns(task: Task, settings: Settings) -> bool:
+    return task.objective.item in ("node", "edge") and GraphColumns().has_statistics(task.train[0].x)
+
+
+# The most promising candidates first, by their overrides -------------------------------------------------------------
+
+CANDIDATES: Mapping[str, Candidate] = {
+    "encoding=columns": Candidate(
+        {"encoding": {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}},
+        _has_columns,
+    ),
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """Return settings of own data, with the candidates whose validation score is better than without them.
+
+    Each is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. Nothing is tried on large
+    data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from an
+    earlier run. The choice is kept in `outputs`, for the same command again.
+    """
+    names = _open(settings, overrides)
+    if not names or not _is_small(task := read_task(settings)):
+        return settings
+    names = [name for name in names if CANDIDATES[name].fits(task, settings)][:MOST]
+    key = config_hash({**settings.hashed(), "seed": settings.seed, "split": settings.split_number, "names": names})
+    file = Path(settings.outputs) / "chosen" / f"{key}.json"
+    if file.is_file():
+        selected, notes = json.loads(file.read_text(encoding="utf-8"))
+    elif names:
+        selected, notes = _tried(settings, task, names)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda beside: beside.write_text(json.dumps([selected, notes]), encoding="utf-8"))
+    else:
+        return settings
+    for note in notes:
+        rank_zero_print(f"{task.name}: {note}")
+    for name in selected:
+        settings = _with(settings, name)
+    READ[data_key(settings)] = _task(task, settings)
+    return settings
+
+
+def _open(settings: Settings, overrides: Sequence[str]) -> list[str]:
+    """Return the candidates for settings that nobody chose, in runs on one device, split and data."""
+    passed = names_of(overrides)
+    is_own = settings.dataset.target in READERS or "dataset._target_" in passed
+    several = settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None
+    if not is_own or several or settings.from_ is not None or hasattr(settings.model.locate(), "fit"):
+        return []
+    if any(text.lstrip("+").startswith(("recipe", "family", "experiment", "search")) for text in overrides):
+        return []
+    groups = {name.partition(".")[0] for name in passed}
+    return [
+        name
+        for name, candidate in CANDIDATES.items()
+        if all(key not in (groups if "." not in key else passed) for key in candidate.values)
+    ]
+
+
+def _is_small(task: Task) -> bool:
+    """Return True if a training takes seconds to minutes, and the validation has enough labels."""
+    nodes, edges = (sum(size) for size in zip(*((data.x.size(0), data.num_edges) for data in task.train), strict=True))
+    return nodes <= NODES and edges <= EDGES and len(task.labels("val")) >= LABELS
+
+
+def _with(settings: Settings, name: str) -> Settings:
+    return settings.updated(CANDIDATES[name].values).replace(suited=(*settings.suited, name))
+
+
+def _task(task: Task, settings: Settings) -> Task:
+    """Return the task of settings with another encoding, from the one without."""
+    has_encoding = settings.encoding.target is None or task.encoding is not None
+    return task if has_encoding else prepared(task, settings)
+
+
+def _tried(settings: Settings, task: Task, names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the candidates that were better, and a line on each."""
+    selected: list[str] = []
+    notes: list[str] = []
+    rank_zero_print(f"{task.name}: trying {', '.join(names)}, by the validation score")
+    best = _score(settings, task)
+    for name in names:
+        result = _score(_with(settings, name), task)
+        if result is None or best is None:
+            continue
+        before, after = (metric_named(each.metric).value(each.val) for each in (best, result))
+        is_better = result.quality > best.quality
+        notes.append(f"{'' if is_better else 'not '}chosen by validation: {name} ({after}; without {before})")
+        if is_better:
+            settings, best = _with(settings, name), result
+            selected.append(name)
+    return selected, notes
+
+
+def _score(settings: Settings, task: Task) -> Result | None:
+    """Return the result of a short training, or None if it diverged."""
+    epochs = min(EPOCHS, settings.max_epochs)
+    settings = settings.updated({"training.max_epochs": epochs, "trainer.max_epochs": epochs})
+    with TemporaryDirectory() as folder, quiet():
+        path = Path(folder)
+        settings = settings.replace(runs=1, baselines=False, ckpt_path=None, results=str(path / "results.jsonl"))
+        return one_run(settings, with_loss(_task(task, settings), settings), settings.seed, path)

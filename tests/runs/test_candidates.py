@@ -1,0 +1,48 @@
+"""Settings that are chosen by validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from gat_pyg.runs import candidates
+from gat_pyg.runs.candidates import chosen
+from gat_pyg.runs.defaults_by_data import suited
+from gat_pyg.runs.task import read_task
+from gat_pyg.settings.conf import VERSION_BASE, config_folder
+from gat_pyg.settings.overrides import translated
+from gat_pyg.settings.settings import Settings
+
+
+def command(*overrides: str) -> Settings:
+    arguments = translated(["dataset=file", "dataset.path=graph.npz", "model.hidden_channels=4", *overrides])
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        settings = suited(Settings.parse(compose("config", arguments)), arguments)
+        return chosen(settings, arguments)
+
+
+def test_a_candidate_stays_if_its_validation_score_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GAT_PYG_DATA", str(tmp_path))
+    monkeypatch.setattr(candidates, "EPOCHS", 15)
+    draw = np.random.default_rng(0)
+    edges, x = draw.integers(400, size=(2, 1200)), draw.normal(size=(400, 2))
+    largest = np.full(400, -9.0)
+    np.maximum.at(largest, edges.ravel(), x[edges[::-1].ravel(), 0])  # which a mean of neighbours hides
+    np.savez("graph.npz", x=x, edge_index=edges, y=largest > np.median(largest))
+    assert command("split.val=80").encoding.target is None  # too few labels
+    assert not Path("outputs").exists()
+    sizes = ("split.val=120", "split.test=100")
+    settings = command(*sizes)
+    assert str(settings.encoding.target).endswith("GraphColumns") and "encoding=columns" in settings.suited
+    assert "chosen by validation: encoding=columns (" in capsys.readouterr().err
+    assert read_task(settings).num_encodings == 9
+    monkeypatch.setattr(candidates, "one_run", None)  # the same command again trains nothing
+    assert command(*sizes).hash == settings.hash and command(*sizes, "ckpt_path=last").hash == settings.hash
+    for override in ("encoding=none", "recipe=none", "split.split=all"):  # chosen by the user, or of several splits
+        assert command(*sizes, override).encoding.target is None
