@@ -223,8 +223,8 @@ class AttentionConv(MessageConv):
         if edge_attr is not None:
             check_features(edge_attr, edge_index.size(1), self.edge_dim)
             if self.add_self_loops:
-                has_loops = traced or edges.num_edges < edges.num_rows  # a compiler cannot know
-                edge_attr = features_with_loops(self, edge_index, edge_attr, num_src, num_dst, edges, has_loops)
+                grouped = None if traced else edges
+                edge_attr = features_with_loops(self, edge_index, edge_attr, num_src, num_dst, grouped)
             edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
         if self.explain is True:
             mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask

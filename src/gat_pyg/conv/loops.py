@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops
+from torch_geometric.index import ptr2index
+from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 
-from ..graph.edges import Edges, is_remote
-from ..graph.memory import load_cpu_kernels
+from ..features.pattern import Pattern
+from ..features.products import sums
+from ..graph.edges import Edges
 from ..graph.remembered import remembered
 from ..kernels.models import in_forward_mode
 from .checks import check_weight
@@ -47,7 +49,6 @@ def features_with_loops(
     num_src: int,
     num_dst: int,
     edges: Edges | None = None,
-    has_loops: bool = True,
 ) -> Tensor:
     """The features `[R, D]` of the edges, any for the graph's own loops, then of added loops: those of the edges that
     point to a node, reduced by `fill_value`.
@@ -57,67 +58,52 @@ def features_with_loops(
     Args:
         layer: has the options `fill_value` and `flow`.
         edge_index, edge_attr, num_src, num_dst: the graph.
-        edges: its neighbourhoods, which are read if it has no loops.
-        has_loops: whether the graph may have loops.
+        edges: its neighbourhoods with added loops; None in compiled code.
     """
     num_loops = min(num_src, num_dst)
-    if not has_loops and layer.flow == "source_to_target" and _is_summed_by_kernel(edge_attr, layer.fill_value):
-        loops = load_cpu_kernels().loop_features(edges, edge_attr, num_loops, layer.fill_value == "mean")
+    if edges is not None and layer.flow == "source_to_target" and _is_summed(edge_attr, layer.fill_value):
+        loops = _sums_of_edges(edges, edge_attr, num_loops, layer.fill_value == "mean")
         return torch.cat([edge_attr, loops])
     graph = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     edge_index = graph.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
     rows = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a row for each
-    if has_loops:
-        is_loop = edge_index[0] == edge_index[1]
-        is_mul = isinstance(layer.fill_value, str) and layer.fill_value == "mul"  # torch 2.11 fails at a Tensor
-        one = 1 if is_mul else 0  # torch has no second derivative of a product with two zeros
-        edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
-        if isinstance(layer.fill_value, str):
-            edge_index, rows = edge_index.masked_fill(is_loop, rows), rows + 1  # the last is of no node
-    fill = _loop_features(edge_index, edge_attr, rows, layer.fill_value, graph, has_loops)
+    is_loop = edge_index[0] == edge_index[1]
+    is_mul = isinstance(layer.fill_value, str) and layer.fill_value == "mul"  # torch 2.11 fails at a Tensor
+    one = 1 if is_mul else 0  # torch has no second derivative of a product with two zeros
+    edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
+    if isinstance(layer.fill_value, str):
+        edge_index, rows = edge_index.masked_fill(is_loop, rows), rows + 1  # the last is of no node
+    fill = compute_loop_attr(edge_index, edge_attr, rows, False, layer.fill_value)
     return torch.cat([edge_attr, fill[:num_loops]])
 
 
-def _is_summed_by_kernel(edge_attr: Tensor, fill_value: float | Tensor | str) -> bool:
-    """Return True if a compiled kernel can reduce the features of edges: on a CPU, and without a gradient."""
-    return (
-        isinstance(fill_value, str)
-        and fill_value in ("mean", "add", "sum")
-        and type(edge_attr) is Tensor
-        and edge_attr.is_cpu
-        and edge_attr.dtype in (torch.float32, torch.float64)
-        and edge_attr.is_contiguous()
-        and not (edge_attr.requires_grad or edge_attr.is_neg() or in_forward_mode())
-        and not torch._C._are_functorch_transforms_active()
-        and load_cpu_kernels() is not None
-    )
+def _is_summed(edge_attr: Tensor, fill_value: float | Tensor | str) -> bool:
+    """Return True if `_sums_of_edges` has what a fill value stands for."""
+    is_sum = isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
+    return is_sum and edge_attr.dtype in (torch.float32, torch.float64)
 
 
-def _loop_features(
-    edge_index: Tensor,
-    edge_attr: Tensor,
-    num_nodes: int,
-    fill_value: float | Tensor | str,
-    graph: Tensor,
-    has_loops: bool,
-) -> Tensor:
-    """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
+def _sums_of_edges(edges: Edges, edge_attr: Tensor, num_loops: int, mean: bool) -> Tensor:
+    """Return the sum or mean of the features of each node's edges, `[E, D]` or `[E]`, for the loops that are added.
 
-    Compiled code may add in any order. `graph` is the caller's `edge_index`; with `has_loops`, both ends of its loops
-    are the last node in `edge_index`.
+    The edges are grouped by dst already; sums have the same bits every time, on a GPU too.
     """
-    if not (is_remote(edge_attr) and isinstance(fill_value, str) and fill_value in ("add", "sum", "mean")):
-        return compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
-    dst, none = edge_index[1], edge_attr.new_zeros(num_nodes, *edge_attr.shape[1:])
-    total = none.index_put((dst,), edge_attr, accumulate=True)  # on CUDA by a stable sort
-    if fill_value != "mean":
-        return total
-    return total / _count_edges(graph, num_nodes, has_loops).view(-1, *[1] * (edge_attr.dim() - 1))
+    pattern, count = _incoming(edges, num_loops)
+    x = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+    if x.requires_grad or in_forward_mode() or torch._C._are_functorch_transforms_active():
+        total = sums(x.new_ones(pattern.col.numel()), x, None, 0.0, pattern, False)
+    else:
+        total = torch.embedding_bag(x, pattern.col, pattern.rowptr, include_last_offset=True)[0]
+    total = total / count if mean else total
+    return total[:num_loops].view(-1, *edge_attr.shape[1:])
 
 
 @remembered
-def _count_edges(edge_index: Tensor, num_nodes: int, has_loops: bool) -> Tensor:
-    """Return the number of edges of each dst `[N]`, at least 1; with `has_loops`, loops count for the last."""
-    src, dst = edge_index.long()
-    dst = dst.masked_fill(src == dst, num_nodes - 1) if has_loops else dst
-    return degree(dst, num_nodes, torch.long).clamp(min=1)
+def _incoming(edges: Edges, num_loops: int) -> tuple[Pattern, Tensor]:
+    """Return the rows of the edges to each node without the added loop, the last of its edges, and their number."""
+    assert edges.perm is not None
+    rowptr = edges.rowptr - torch.arange(edges.num_dst + 1, device=edges.rowptr.device).clamp(max=num_loops)
+    count = edges.num_edges - num_loops
+    dst = ptr2index(rowptr, output_size=count)
+    col = edges.perm.index_select(0, torch.arange(count, device=dst.device) + dst.clamp(max=num_loops))
+    return Pattern(rowptr.to(col.dtype), col, edges.num_rows - num_loops), rowptr.diff().clamp(min=1).unsqueeze(1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import torch_geometric.nn.dense.linear as dense
 from torch import Tensor
 
-from .products import _sums
+from .products import sums
 from .sparse import SparseFeatures, is_sparse_features
 
 _LARGE = 1 << 27  # products of two numbers, about 3 ms by MKL, from which oneDNN's code for a new size pays
@@ -40,7 +40,7 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
     maps over both, with one kernel for all.
     """
-    out = _sums(x.undropped, weight, x.seed, x.p, x.pattern, False)
+    out = sums(x.undropped, weight, x.seed, x.p, x.pattern, False)
     device = weight.device.type
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
 

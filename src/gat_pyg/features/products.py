@@ -19,7 +19,11 @@ from .sparse import _dropped
 # In forward mode plain torch computes both, as in `attention.segment`.
 
 
-def _sums(values: Tensor, weight: Tensor, seed: Tensor | None, p: Any, pattern: Pattern, back: bool) -> Tensor:
+def sums(values: Tensor, weight: Tensor, seed: Tensor | None, p: Any, pattern: Pattern, back: bool) -> Tensor:
+    """Return X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of values that are dropped out by the seed, if any.
+
+    Differentiable any number of times in the values and in W; as of `_Sums`, an axis may be in front.
+    """
     if not in_forward_mode():
         out: Tensor = _Sums.apply(values, weight, seed, p, pattern, back)
         return out
@@ -53,8 +57,8 @@ class _Sums(torch.autograd.Function):
             return _Sums.forward(_dropped(values, seed, p), weight, None, p, pattern, back)
         if batch := values.shape[:-1] or weight.shape[:-2]:
             values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
-            sums = _Sums.forward(values, weight, None, p, pattern.copies(*batch), back)
-            return sums.view(*batch, -1, weight.size(-1))
+            out = _Sums.forward(values, weight, None, p, pattern.copies(*batch), back)
+            return out.view(*batch, -1, weight.size(-1))
         if back:
             pattern, place = pattern.transpose
             values = values.index_select(0, place)
@@ -82,8 +86,7 @@ class _Sums(torch.autograd.Function):
             products = products if seed is None else _dropped(products, seed, p)
             grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:
-            sums = _sums(values, grad, seed, p, pattern, not back)
-            grad_weight = sums.sum_to_size(weight.shape)
+            grad_weight = sums(values, grad, seed, p, pattern, not back).sum_to_size(weight.shape)
         return grad_values, grad_weight, None, None, None, None
 
     @staticmethod
@@ -113,9 +116,9 @@ class _Products(torch.autograd.Function):
         left, right = ctx.saved_tensors
         grad_left = grad_right = None
         if ctx.needs_input_grad[0]:
-            grad_left = _sums(grad, right, None, 0.0, ctx.pattern, False).sum_to_size(left.shape)
+            grad_left = sums(grad, right, None, 0.0, ctx.pattern, False).sum_to_size(left.shape)
         if ctx.needs_input_grad[1]:
-            grad_right = _sums(grad, left, None, 0.0, ctx.pattern, True).sum_to_size(right.shape)
+            grad_right = sums(grad, left, None, 0.0, ctx.pattern, True).sum_to_size(right.shape)
         return grad_left, grad_right, None
 
     @staticmethod

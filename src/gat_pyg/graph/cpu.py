@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -133,30 +132,3 @@ def sort_edges(key: Tensor, other: Tensor, num_keys: int) -> tuple[Tensor, ...]:
     others, perm = np.empty_like(ends), np.empty_like(ends)
     _sort(ends, elements(other), 0, pointer, None, others, perm)
     return torch.from_numpy(pointer), torch.from_numpy(others), torch.from_numpy(perm)
-
-
-@compiled
-def _sum_rows(rowptr: Any, perm: Any, size: int, width: int, mean: Any, x: Any, sums: Any) -> None:
-    """Sum x, `[E, D]`, over the edges of each row that are none of the added loops, or take the mean."""
-    for i in range(sums.size // width):
-        count, at = 0, i * width
-        for c in range(width):
-            sums[at + c] = 0
-        for p in range(rowptr[i], rowptr[i + 1]):
-            if perm[p] < size:
-                count += 1
-                for c in range(width):
-                    sums[at + c] += x[np.int64(perm[p]) * width + c]
-        if mean:
-            for c in range(width):
-                sums[at + c] /= max(count, 1)
-
-
-def loop_features(edges: Any, edge_attr: Tensor, num_loops: int, mean: bool) -> Tensor:
-    """Return the sum or mean of the features of each node's edges, `[E, D]` or `[E]`, for the loops that are added."""
-    sums = torch.empty(num_loops, *edge_attr.shape[1:], dtype=edge_attr.dtype)
-    width = math.prod(edge_attr.shape[1:])
-    if width:
-        arrays = map(elements, (edges.rowptr, edges.perm))
-        _sum_rows(*arrays, edge_attr.size(0), width, mean, elements(edge_attr), elements(sums))
-    return sums
