@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-NAMES = {"torch_scatter", "torch_sparse", "SparseTensor", "WITH_TORCH_SCATTER", "WITH_TORCH_SPARSE", "_by_scatter"}
+NAMES = {"torch_scatter", "torch_sparse", "SparseTensor", "WITH_TORCH_SCATTER", "WITH_TORCH_SPARSE"}
 
 
 def names(node: ast.AST) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.typing
 from torch.nn.functional import leaky_relu
 from torch_geometric.utils import softmax
 
@@ -27,9 +28,9 @@ ENDS = "x score_src score_dst"
 @pytest.fixture(params=[pytest.param("torch_scatter", marks=pytest.mark.sparse), "plain torch"])
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The segment backend with torch_scatter, where it is installed, and without."""
-    if request.param == "torch_scatter" and not segment.WITH_TORCH_SCATTER:
+    if request.param == "torch_scatter" and not torch_geometric.typing.WITH_TORCH_SCATTER:
         pytest.skip("torch_scatter is not installed")
-    monkeypatch.setattr(segment, "WITH_TORCH_SCATTER", request.param == "torch_scatter")
+    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", request.param == "torch_scatter")
 
 
 def by_reference(leaves: Tensors, edges: Edges) -> Any:

@@ -2,7 +2,8 @@
 
 Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; they are made a block of edges at a
 time, forward and backward, so that nothing of that size is ever held, except in forward mode. The segment operations
-are torch_scatter's; where it is missing, plain torch does the same.
+are PyG's `segment`: torch_scatter's segment_csr, or torch's segment_reduce where that is missing. Both read the edges
+of a neighbourhood in their order, so the sums have the same bits every time, on a GPU too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
+from torch_geometric.utils import segment
 
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
@@ -72,7 +73,7 @@ def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
 def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
     """The largest value of each neighbourhood, `[E, H]` to `[N_dst, H]`, 0 where none is finite; without a gradient."""
     per_edge = per_edge.detach()
-    if _by_scatter():
+    if _by_pointers():
         top: Tensor = _Segment.apply(per_edge, edges.rowptr, edges.wide[1], "max")
     else:
         index = edges.wide[1].unsqueeze(1).expand_as(per_edge)
@@ -84,23 +85,22 @@ def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
 def segment_sum(per_edge: Tensor, edges: Edges) -> Tensor:
     """The sum over each neighbourhood, `[E, H]` grouped by dst to `[N_dst, H]`."""
     dst = edges.wide[1]
-    if _by_scatter():
+    if _by_pointers():
         total: Tensor = _Segment.apply(per_edge, edges.rowptr, dst, "sum")
         return total
     return per_edge.new_zeros(edges.num_dst, per_edge.size(1)).index_add(0, dst, per_edge)
 
 
-def _by_scatter() -> bool:
-    return WITH_TORCH_SCATTER and not in_forward_mode() and not torch.compiler.is_compiling()
+def _by_pointers() -> bool:
+    return not in_forward_mode() and not torch.compiler.is_compiling()
 
 
 class _Segment(torch.autograd.Function):
-    """torch_scatter's segment_csr. Its own backward has no derivative; a gather of torch's has, of any order."""
+    """PyG's `segment`. Its own backward has no second derivative; a gather has derivatives of any order."""
 
     @staticmethod
     def forward(per_edge: Tensor, rowptr: Tensor, dst: Tensor, reduce: str) -> Tensor:
-        reduced: Tensor = torch_scatter.segment_csr(per_edge.contiguous(), rowptr, reduce=reduce)
-        return reduced
+        return segment(per_edge.contiguous(), rowptr, reduce)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
@@ -151,7 +151,11 @@ class _WeightedSum(torch.autograd.Function):
         out = x.new_zeros(num_dst, *x.shape[1:])
         for block, (message,) in _blocks(x, src.numel(), buffers=1):
             torch.index_select(x, 0, src[block], out=message)
-            out.index_add_(0, dst[block], message.mul_(alpha[block].unsqueeze(-1)))
+            message.mul_(alpha[block].unsqueeze(-1))
+            if out.is_cpu:
+                out.index_add_(0, dst[block], message)
+            else:  # by a stable sort: index_add_ adds atomically, in any order
+                out.index_put_((dst[block],), message, accumulate=True)
         return out
 
     @staticmethod
