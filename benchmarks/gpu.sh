@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Test and measure on a machine with a GPU and without a network, in four calls of at most nine minutes each:
+# Test and measure on a machine with a GPU and without a network, in calls of at most nine minutes each:
 #
 #     bash benchmarks/gpu.sh CALL [--wheels FOLDER] [--data FOLDER]
 #
 # CALL, in the order in which they are worth their time:
+#   first      a dozen tests, the headline operations, four layers beside PyG's and `segment`, a captured epoch, sanitizer
 #   tests      the tests that need a GPU, in parallel processes
 #   attention  attention alone at the headline sizes, float32 and bfloat16, with and without dropout: ours and PyG's
 #   layers     whole layers: ours, PyG's eager and compiled, cuDNN's, and replayed as CUDA graphs; then what else is alone
@@ -22,7 +23,7 @@
 set -uo pipefail
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 call=${1:-}
-case $call in tests | attention | layers | training) shift ;; *) usage ;; esac
+case $call in first | tests | attention | layers | training) shift ;; *) usage ;; esac
 wheels='' data=''
 while [ $# -ge 2 ]; do
     case $1 in --wheels) wheels=$(realpath "$2") ;; --data) data=$(realpath "$2") ;; *) usage ;; esac
@@ -34,6 +35,16 @@ rehearsed=${TRITON_INTERPRET:-0}
 pick() { if [ "$rehearsed" = 1 ]; then echo "$2"; else echo "$1"; fi; } # for a GPU, for a rehearsal
 slower=$(pick 1 6) # the interpreter beside other processes
 end=$((SECONDS + 520 * slower)) # with what comes before and after, nine minutes
+# what is missing costs rows or tests, and is named before the first second is spent
+for wheel in antlr4_python3_runtime hydra_core omegaconf scikit_learn torch_scatter; do
+    compgen -G "${wheels:-/nowhere}/$wheel-*.whl" >/dev/null || python3 -c "
+import importlib.util, sys
+names = {'antlr4_python3_runtime': 'antlr4', 'hydra_core': 'hydra', 'scikit_learn': 'sklearn'}
+sys.exit(importlib.util.find_spec(names.get('$wheel', '$wheel')) is None)" || echo "--- missing: $wheel, in --wheels or installed"
+done
+for name in Planetoid PPI; do
+    [ -n "$(compgen -G "${data:-/nowhere}/$name*")" ] || echo "--- missing: $name, in --data"
+done
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if [ -z "${OUT:-}" ]; then OUT=benchmarks/results; [ "$rehearsed" = 1 ] && OUT=$(mktemp -d); fi
@@ -76,6 +87,27 @@ run() {
 }
 
 case $call in
+first) # in order of worth; each row is written as soon as it is measured
+    chosen='test_the_kernels_are_the_reference and (additive or pair or gatv2) or test_half_precision or test_captured_in_a_graph'
+    chosen="$chosen or test_a_stack_of_several_slabs or test_a_replayed_step_is_a_computed_step_on_a_gpu or test_sums_over_non_zeros"
+    chosen="$chosen or test_a_batch_of_features_is_compiled or test_segment_is_the_reference"
+    parallel=()
+    if python3 -c "import xdist" 2>/dev/null; then parallel=(-n "$(pick 12 1)" --dist worksteal); fi
+    run 90 python3 -m pytest -q -W default -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" \
+        -k "$(pick "$chosen" test_a_stack_of_several_slabs)" \
+        tests/attention/test_{attention,fused,numbers,gpu,gpu_features}.py tests/training/test_cuda_graphs.py
+    run 150 python3 benchmarks/attention.py --name first --seconds "$(pick 4 60)" --rounds "$(pick 30 1)" \
+        --ways pyg auto segment --cases products-alone-8x8 products-alone-8x8-bf16-dropout arxiv-alone-4x256 cora-alone-8x8
+    run 120 python3 benchmarks/attention.py --name first-layers --seconds "$(pick 4 60)" --rounds "$(pick 30 1)" \
+        --ways pyg auto segment --cases arxiv ppi-2 edges-GATv2-16 molecules-GAT-8
+    run 90 python3 benchmarks/training.py --captured
+    if command -v compute-sanitizer >/dev/null; then
+        run 60 compute-sanitizer --error-exitcode 1 python3 -m pytest -q -x -p no:cacheprovider \
+            -k test_a_stack_of_several_slabs tests/attention/test_gpu.py
+    else
+        echo "--- compute-sanitizer is not installed" | tee -a "$log"
+    fi
+    ;;
 tests)
     parallel=()
     if python3 -c "import xdist" 2>/dev/null; then parallel=(-n "$(pick 12 1)" --dist worksteal); fi

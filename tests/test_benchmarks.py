@@ -148,6 +148,7 @@ def python(folder: Path, script: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("call", "scripts"),
     [
+        ("first", ["-m pytest", "--name first ", "--name first-layers", "training.py --captured"]),
         ("tests", ["-m pytest"]),
         ("attention", ["attention.py"]),
         ("layers", ["attention.py"]),

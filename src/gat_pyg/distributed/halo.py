@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -214,8 +215,8 @@ def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu
     """Return one process's part of a graph, and the number of rows that all processes fetch before a layer.
 
     The first process divides the nodes into parts with few edges between them (see `partition`) and broadcasts the
-    result through `device`. The sizes of the parts differ by a few percent. Each process needs access to the whole
-    graph, and copies its part.
+    result, for which the others wait up to a day. The sizes of the parts differ by a few percent. Each process needs
+    access to the whole graph, and copies its part.
 
     Raises:
         ValueError: if there are more processes than nodes.
@@ -224,9 +225,8 @@ def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu
     if world > N:
         raise ValueError(f"{world} processes cannot divide {N} nodes: each needs one. Start at most {N} processes.")
     owner = partition(data.edge_index, N, world) if rank == 0 else torch.empty(N, dtype=torch.long)
-    if world > 1:
-        owner = owner.to(device)
-        dist.broadcast(owner, 0)
+    if world > 1:  # by gloo: NCCL would end all processes after ten minutes
+        dist.broadcast(owner, 0, group=dist.new_group(timeout=timedelta(days=1), backend="gloo"))
     part = Part.of(data.edge_index, owner, rank, world)
     fetched = torch.tensor(part.halo.numel(), device=device)
     if world > 1:
