@@ -100,7 +100,8 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     def forward(per_edge: Tensor, rowptr: Tensor, dst: Tensor, reduce: str) -> Tensor:
-        return segment(per_edge.contiguous(), rowptr, reduce)
+        reduced: Tensor = segment(per_edge.contiguous(), rowptr, reduce)
+        return reduced
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
