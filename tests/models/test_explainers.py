@@ -26,10 +26,10 @@ NODE, F, K = 2, 5, 3
 class Net(nn.Module):
     """Two layers, with the weights of each message as an argument beside PyG's masks."""
 
-    def __init__(self, layers: Any) -> None:
+    def __init__(self, layers: Any, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.convs = nn.ModuleList([layers.GATConv(F, 4, heads=2), layers.GATConv(8, K)])
+        self.convs = nn.ModuleList([layers.GATConv(F, 4, heads=2, **options), layers.GATConv(8, K, **options)])
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         for conv, act in zip(self.convs, (torch.tanh, nn.Identity()), strict=True):
@@ -113,6 +113,16 @@ def test_masks_are_those_by_hand(graph: str, layers: Any) -> None:
     assert (measured.k, measured.num_relations) == (2, len(strength)) and measured.random_removed[1] > 0
 
 
+@pytest.mark.parametrize("layers", [gat_pyg, pyg], ids=["ours", "pyg"])
+def test_the_flow_against_the_direction_of_edges_is_that_on_the_reversed_graph(layers: Any) -> None:
+    model, against = (Net(layers, **flow).double() for flow in ({}, {"flow": "target_to_source"}))
+    _, flow = explained(model, FlowExplainer(), "directed")
+    config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    explainer = Explainer(against, FlowExplainer(), "model", config, edge_mask_type="object")
+    reversed_flow = explainer(features(), GRAPHS["directed"].flip(0), index=NODE)
+    torch.testing.assert_close(reversed_flow.edge_mask, flow.edge_mask)
+
+
 class Sums(nn.Module):
     """The sum of the neighbours' features, without PyG's message passing and without parameters."""
 
@@ -128,3 +138,14 @@ def test_edges_without_gradients_have_zeros_and_are_occluded(graph: str) -> None
     _, some = explained(Sums(), OcclusionExplainer(most=2), graph)
     assert every.edge_mask.count_nonzero() > 0
     torch.testing.assert_close(some.edge_mask, torch.where(some.edge_mask == 0, 0.0, every.edge_mask))
+
+
+def test_of_a_regression_the_relations_with_the_largest_absolute_sums_are_removed() -> None:
+    config = {"mode": "regression", "task_level": "node"}
+    explainer = Explainer(Sums(), GradientExplainer(), "model", config, edge_mask_type="object")
+    explanation, edge_index = explainer(features(), GRAPHS["directed"], index=NODE), GRAPHS["directed"]
+    explanation.edge_mask = torch.zeros(edge_index.size(1), dtype=torch.float64)
+    explanation.edge_mask[[0, 4]] = torch.tensor([0.5, -3.0], dtype=torch.float64)  # 3 to 2 is evidence against it
+    kept = torch.arange(edge_index.size(1)) != 4
+    expected = Sums()(features(), edge_index[:, kept])[NODE].mean()
+    assert removal(explainer, explanation, k=1, draws=0).removed == pytest.approx(float(expected))
