@@ -259,6 +259,7 @@ def test_a_step_has_the_same_graphs_over_any_number_of_ranks(world: int, batch_s
         each = -(-batch_size // world)
         parts = [[list(share)[start : start + each] for start in range(0, len(list(share)), each)] for share in shares]
         assert {len(part) for part in parts} == {-(-11 // batch_size)}
+        assert len({share.generator.initial_seed() for share in shares}) == world  # of the workers' draws
         assert all(-(-len(share) // each) == len(parts[0]) for share in shares)
         together = [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]
         return [sorted(index for index in step if index < 11) for step in together]

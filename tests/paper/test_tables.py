@@ -58,12 +58,6 @@ def test_a_row_shows_the_form_with_the_best_validation_score():
         assert [row_of(named(lines, "runs"), each.method)[3] for each in (low, high)] == ["no", "yes"]
 
 
-def test_rows_that_were_not_trained_in_float32_are_noted():
-    fast = "cpu x86_64, 1 thread, bf16-mixed"
-    lines = at([one(seed=0, device=fast), one(seed=1, device=fast), one("GCN", device="cpu x86_64, 2 threads")])
-    assert "In bf16-mixed precision, not in float32: GAT on Cora." in named(lines, "table2").notes
-
-
 def test_the_study_trained_as_gat_has_a_column_of_table_3():
     as_gat = one("mine", "ppi", 0.9, row="GraphSAGE-mean", study="trained as GAT")
     lines = at([one("GraphSAGE-mean", "ppi", 0.6), as_gat])
@@ -134,12 +128,7 @@ def test_unknown_labels_of_graphs_are_counted_and_noted():
     counts = counted(task)
     assert counts.unknown == {"train": 0, "val": 1, "test": 0}
     assert [counts.numbers[name] for name in ("nodes", "edges", "graphs")] == [4, 0, 3]
-    note, training = named([], "table3", {"ppi": counts}).notes
-    assert training.startswith("As experiment=table3 has them, GAT and Const-GAT are the authors' code and stop on")
-    assert note == (
-        "The labels of 1 of the 2 validation nodes of PPI are unknown here and left out; "
-        "test scores are of all test nodes."
-    )
+    assert "PPI: 1 of the validation nodes have no known label in these files." in data_notes("ppi", counts)
     assert "not the files that it used" in " ".join(data_notes("ppi", counts))
 
 

@@ -138,16 +138,4 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
     return notes
 
 
-def unknown_note(ppi: Counts | None) -> str:
-    """Return the note on the nodes of PPI that have no known label."""
-    if ppi is None:
-        return "Nodes of PPI whose labels are all unknown are left out of training and validation."
-    if not any(ppi.unknown.values()):
-        return "Every node of PPI has known labels here."
-    counts = [(ppi.unknown[split], ppi.numbers[f"{split} nodes"], word) for split, word in _WORDS.items()]
-    some = [f"{unknown} of the {nodes} {word} nodes" for unknown, nodes, word in counts if unknown]
-    scores = "test scores are of all test nodes" if not ppi.unknown["test"] else "so are they out of test scores"
-    return f"The labels of {' and '.join(some)} of PPI are unknown here and left out; {scores}."
-
-
 _WORDS = {"train": "training", "val": "validation", "test": "test"}

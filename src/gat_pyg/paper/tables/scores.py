@@ -24,7 +24,7 @@ from ...runs.groups import Gathered, Key, Line, Runs, gathered, ranked
 from ...runs.significance import permutation_test
 from ...tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from ..published import Printed, published
-from .data import Counts, data_table, unknown_note
+from .data import Counts, data_table
 
 ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
 
@@ -59,7 +59,7 @@ TABLE3 = Scores(
     ("ppi",),
     MICRO_F1.name,
     "Const-GAT",
-    "GAT and Const-GAT are the authors' code and stop on the validation score",
+    "GAT and Const-GAT are the authors' code and stop on the validation score; unlabelled nodes are left out",
     as_gat=True,
 )
 
@@ -81,11 +81,10 @@ def paper_tables(
     runs = gathered(lines)
     unfit = {key: its for key, its in runs.items() if not any(scores.has(key) for scores in (TABLE2, TABLE3))}
     general = unfit if others else {}
-    ppi = (counts or {}).get("ppi")
     return [
         *([] if counts is None else [data_table(counts)]),
         score_table(TABLE2, runs),
-        score_table(TABLE3, runs, [unknown_note(ppi if isinstance(ppi, Counts) else None)]),
+        score_table(TABLE3, runs),
         significance_table(runs),
         ablation_table(runs),
         *([general_table(rows_of(general))] if general else []),
@@ -114,7 +113,7 @@ def shown(runs: Gathered, key: Key) -> Runs | None:
 # Tables 2 and 3: test scores ----------------------------------------------------------------------------------------
 
 
-def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Table:
+def score_table(scores: Scores, runs: Gathered) -> Table:
     """Return Table 2 or 3: for each method our mean ± std (runs), the paper's number and the difference."""
     methods = [row for table, row, _ in published() if table == scores.number]
     methods += [key.row for key in runs if scores.has(key) and not key.study]
@@ -141,12 +140,9 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
         columns=(("", "Method"), *columns),
         rows=tuple(rows),
         notes=(
-            *notes,
             f"As experiment=table{scores.number} has them, {scores.training}. What a method does otherwise than its "
             "original is described in its file of gat_pyg/paper/methods.",
             *_forms_notes(scores, runs),
-            *_settings_notes(scores, runs),
-            *_precision_notes(scores, runs),
         ),
     )
 
@@ -159,28 +155,6 @@ def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
             digits = metric_named(key.metric).digits + 1
             values = ", ".join(f"{one.method} {one.val:.{digits}f}" for one in its)
             yield f"{key.row} on {NAMES[key.dataset]} is {its[0].method}, by the mean validation scores: {values}."
-
-
-def _settings_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    for key, its in runs.items():
-        if scores.has(key) and len(its) > 1:
-            others = ", ".join(f"{one.setting or 'none'} ({len(one.lines)} runs)" for one in its[1:])
-            yield (
-                f"{its[0].method} on {NAMES[key.dataset]} has lines of several settings. The newest one's are shown, "
-                f"config_hash {its[0].setting or 'none'}; the others are {others}, see the runs below."
-            )
-
-
-def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    """Yield notes on rows that were not trained in float32."""
-    rows: dict[str, list[str]] = {}
-    for key, its in runs.items():
-        if scores.has(key):
-            for precision in sorted({line.result.device.rpartition(", ")[2] for line in its[0].lines}):
-                if precision.endswith(("-mixed", "-true")):
-                    rows.setdefault(precision, []).append(f"{its[0].method} on {NAMES[key.dataset]}")
-    for precision, methods in rows.items():
-        yield f"In {precision} precision, not in float32: {'; '.join(methods)}."
 
 
 def paper_cell(paper: Printed | None, metric: str) -> Cell:
