@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import time
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ EXTRAS = {  # what each brings
     "sparse": "torch_scatter and torch_sparse, which are never needed",
     "tables": "CSV, TSV and Parquet files",
 }
-PLUGIN = "hydra-optuna-sweeper"
 LIMIT = 1e-4  # of the largest difference between backends, in float32
 
 
@@ -109,16 +107,9 @@ def _cache() -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Describe each extra with a package that is missing or too old, and a plug-in that holds Optuna back."""
-    lines = {
+    """Describe each extra with a package that is missing or too old."""
+    return {
         f"extra {name}": f"{text}; needs {'; '.join(problems)}: python -m pip install 'gat_pyg[{name}]'"
         for name, text in sorted(EXTRAS.items())
         if (problems := unmet(name).values())
     }
-    with suppress(importlib.metadata.PackageNotFoundError):
-        version = importlib.metadata.version(PLUGIN)
-        lines["plug-in"] = (
-            f"{PLUGIN} {version}, whose hydra/sweeper=optuna is not gat_pyg's hydra/sweeper=study, and whose "
-            f"requirement optuna<3 contradicts the extra search: python -m pip uninstall {PLUGIN}"
-        )
-    return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -222,9 +222,6 @@ def _stratified(graphs: list[Data], folds: int, fold: int, seed: int, name: str)
     return [list(chain(*train)), val, test]
 
 
-FOLD_PARTS = ("train", "validation", "test")
-
-
 def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]:
     """Read a file of folds, in the format of Errica et al. (2020): for each the indices of its three splits.
 
@@ -249,40 +246,29 @@ def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]
         raise ValueError(f"{where} cannot be read, expected a JSON list of folds: {error}.") from error
     if not isinstance(content, list) or not content:
         raise ValueError(f"{where} is not a list, expected a JSON list of folds.")
-    folds = [_parts_of(fold, f"{where}, fold {number}") for number, fold in enumerate(content)]
-    for number, parts in enumerate(folds):
-        _check_partition(dict(zip(FOLD_PARTS, parts, strict=True)), count, f"{where}, fold {number}")
-    tests = {f"the test of fold {number}": test for number, (*_, test) in enumerate(folds)}
-    _check_partition(tests, count, where)
+    folds = [_parts_of(fold, count, f"{where}, fold {number}") for number, fold in enumerate(content)]
+    _check_partition([*chain(*(test for *_, test in folds))], count, f"{where}, all tests")
     return folds
 
 
-def _parts_of(fold: Any, where: str) -> list[list[int]]:
+def _parts_of(fold: Any, count: int, where: str) -> list[list[int]]:
     """Return the training, validation and test indices of a fold."""
     try:
         first = fold["model_selection"][0]
-        parts = [first["train"], first["validation"], fold["test"]]
+        parts = [[*first["train"]], [*first["validation"]], [*fold["test"]]]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"{where}: expected test, and train and validation in model_selection[0].") from error
-    for part, indices in zip(FOLD_PARTS, parts, strict=True):
-        if not isinstance(indices, list) or not all(type(index) is int for index in indices):
-            raise ValueError(f"{where}: {part} is not a list of whole numbers, expected indices of graphs.")
+    _check_partition([*chain(*parts)], count, where)
     return parts
 
 
-def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> None:
-    """Raise ValueError unless each of `count` graphs is in one part, once."""
-    part_of: dict[int, str] = {}
-    for part, indices in parts.items():
-        for index in indices:
-            if not 0 <= index < count:
-                raise ValueError(f"{where}: {part} holds {index}, expected indices from 0 to {count - 1}.")
-            if index in part_of:
-                both = "twice in" if part_of[index] == part else f"in {part_of[index]} and in"
-                raise ValueError(f"{where}: graph {index} is {both} {part}, expected in one of them.")
-            part_of[index] = part
-    if absent := sorted(set(range(count)) - part_of.keys()):
-        raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
+def _check_partition(indices: list[Any], count: int, where: str) -> None:
+    """Raise ValueError unless each of `count` graphs is there once."""
+    if wrong := [index for index in indices if type(index) is not int or not 0 <= index < count]:
+        raise ValueError(f"{where} holds {wrong[0]!r}, expected indices of graphs from 0 to {count - 1}.")
+    times = Counter(indices)
+    if wrong := [index for index in range(count) if times[index] != 1]:
+        raise ValueError(f"{where}: graph {wrong[0]} is there {times[wrong[0]]} times, expected once.")
 
 
 def read_split(path: str | Path, count: int, name: str) -> dict[str, Tensor]:
