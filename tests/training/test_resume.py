@@ -180,6 +180,18 @@ def test_a_signal_to_any_process_ends_all_after_the_epoch(tmp_path: Path, rank: 
         resumable.on_train_end(several, module)
 
 
+def test_each_rank_draws_its_own_numbers_by_seed_and_epoch():
+    def drawn(seed: int, rank: int, epoch: int) -> list[float]:
+        place: Any = types.SimpleNamespace(global_rank=rank, current_epoch=epoch)
+        module: Any = types.SimpleNamespace(device=torch.device("cpu"))
+        Resumable(None, seed).on_train_epoch_start(place, module)
+        return torch.rand(2).tolist()
+
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    draws = [drawn(*place) for place in places]
+    assert draws == [drawn(*place) for place in places] and all(draws.count(each) == 1 for each in draws)
+
+
 def test_an_impossible_seed_is_an_error():
     with pytest.raises(ValueError, match=r"seed is -1, expected a number from 0 to 2\^32 - 1"):
         Resumable(None, seed=-1)
