@@ -21,7 +21,8 @@ from gat_pyg.data.rows import read_rows
 from gat_pyg.data.tables.features import Features
 from gat_pyg.data.tables.split_columns import masks_by_column, masks_by_time
 from gat_pyg.data.tables.targets import Targets
-from gat_pyg.tasks.objective import MASKS
+from gat_pyg.tasks.metrics import metric_named
+from gat_pyg.tasks.objective import MASKS, SPLITS
 from gat_pyg.tasks.preparation import Preparation
 
 CITIES = ("Oslo", "Rome", "Lima", "")
@@ -370,3 +371,29 @@ def test_messages_of_later_tables(files: tuple[Path, Path]):
         read_rows(preparation, {"nodes": nodes.drop(columns="city"), "edges": payments(nodes)})
     with pytest.raises(ValueError, match="There is no column from_account"):
         read_rows(preparation, payments(nodes).rename(columns={"from_account": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("names", "positive", "expected"),
+    [
+        (("late", "on time"), None, ("on time", "late")),  # 3 of 10 are late
+        (("on time", "late"), None, ("late", "on time")),
+        (("late", "on time"), "on time", ("late", "on time")),
+        (("1", "0"), None, ("0", "1")),  # numbers keep their order
+        (("0", "1"), None, ("0", "1")),
+        (("0", "1"), 0, ("1", "0")),
+    ],
+)
+def test_the_positive_class_is_the_chosen_one_or_the_rarer_one(names, positive, expected) -> None:
+    rare, common = names
+    target = [rare if k % 10 < 3 else common for k in range(40)]
+    edges = pd.DataFrame({"src": range(40), "dst": [*range(1, 40), 0], "late": target})
+    task = tables(None, edges, "late", positive=positive, name="flights")
+    assert task.class_names == expected
+    labels = [expected[k] for split in SPLITS for k in task.labels(split).tolist()]
+    assert sorted(labels) == sorted(target)
+    assert task.test[0].y.tolist() == [expected.index(name) for name in target]
+    metric = metric_named("average_precision", task.class_names, task.objective.column)
+    assert metric.title == f"average precision of {expected[1]}"
+    with pytest.raises(ValueError, match=f"dataset.positive is early of late, expected {min(names)} or {max(names)}"):
+        tables(None, edges, "late", positive="early")

@@ -32,6 +32,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     np.savez("nodes.npz", x=x, edge_index=edges, y=y)
     np.savez("words.npz", x=draw.random((N, 120)) < 0.05, edge_index=edges, y=y)
     np.savez("rare.npz", x=x, edge_index=edges, y=np.arange(N) % 20 == 1, edge_attr=draw.integers(3, size=(600, 2)))
+    for name, share in (("few", 0.25), ("some", 0.35)):
+        np.savez(f"{name}.npz", x=x, edge_index=edges, y=(draw.random((N, 3)) < share).astype(float))
+    np.savez("gaps.npz", x=x, edge_index=edges, y=draw.choice([0, 1, np.nan], (N, 3), p=[0.4, 0.4, 0.2]))
+    np.savez("quarter.npz", x=x, edge_index=edges, y=np.arange(N) % 4 > 0)
     np.savez("never.npz", x=x, edge_index=edges, y=np.arange(N) == 7, train_mask=np.arange(N) < 150)
     np.savez("links.npz", edge_index=np.concatenate([edges, edges[::-1]], 1))
     pair = torch.tensor([[0, 1], [1, 0]])
@@ -66,6 +70,8 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     assert "training.lr=0.003" in nodes.suited and nodes.max_epochs == nodes.training.max_epochs
     assert file("nodes.npz", "scheduler=cosine").max_epochs == 500  # where the cosine ends
     assert file("rare.npz").metric == "average_precision"
+    ranked = {name: file(f"{name}.npz").metric for name in ("quarter", "few", "some", "gaps")}
+    assert ranked == {"quarter": "roc_auc", "few": "roc_auc", "some": None, "gaps": "roc_auc"}
     assert file("never.npz").metric is None  # which no score but accuracy is defined for
     assert file("nodes.npz", "loader=neighbor", "loader.num_neighbors=[5,5]").model.get("num_layers") == 2
     encoder = build_model(nodes.model, read_task(nodes)).model.encoder

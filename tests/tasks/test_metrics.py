@@ -206,9 +206,13 @@ def test_a_test_by_all_predictions_has_the_other_metrics_too() -> None:
     ):
         rows = objective.statistics(out[:, : objective.out_channels], labels)
         values = objective.metrics({"val": rows, "test": rows})
-        assert values.keys() == {f"{s}_{n}" for s in ("val", "test") for n in ("loss", objective.metric.name)} | {
+        name = objective.metric.name
+        each = {f"test_{name}_{k}" for k in range(2) if objective.column == "label"}
+        assert values.keys() == {f"{s}_{n}" for s in ("val", "test") for n in ("loss", name)} | each | {
             f"test_{name}" for name in also
         }
+        if each:  # the score is the mean of those of the labels
+            assert values[f"test_{name}"] == pytest.approx(sum(values[key] for key in each) / 2)
         for name in also:
             assert values[f"test_{name}"] == pytest.approx(objective.scored_by(name).score(rows))
 

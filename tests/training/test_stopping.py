@@ -78,9 +78,20 @@ def test_a_single_criterion_looks_at_one_and_keeps_the_last_best(epochs: list[tu
 
 
 @anytime
+@given(epochs_of)
+def test_the_strict_rule_keeps_the_first_of_the_best_scores_with_the_least_loss(epochs: list[tuple[float, float]]):
+    rule = PaperStopping(100, "strict")
+    for score, loss in epochs:
+        rule.update(score, loss)
+    best = max((score, -loss) for score, loss in epochs)
+    assert rule.best_epoch == 1 + [(score, -loss) for score, loss in epochs].index(best)
+    assert rule.wait == len(epochs) - rule.best_epoch  # a constant score does not reset the patience
+
+
+@anytime
 @given(
     st.lists(st.tuples(*2 * [st.sampled_from([0.0, 1.0, math.nan, math.inf, -math.inf])]), max_size=20),
-    st.sampled_from(["both", "accuracy", "loss"]),
+    st.sampled_from(["both", "accuracy", "strict", "loss"]),
 )
 def test_epochs_that_are_not_finite_only_use_up_patience(epochs: list[tuple[float, float]], criterion: Any):
     rule, finite_epochs = PaperStopping(100, criterion), PaperStopping(100, criterion)
@@ -168,7 +179,7 @@ def test_a_training_without_a_finite_epoch_warns():
     ("arguments", "message"),
     [
         ({"patience": 0}, "patience is 0, expected at least 1"),
-        ({"criterion": "f1"}, "criterion is 'f1', expected one of both, accuracy, loss"),
+        ({"criterion": "f1"}, "criterion is 'f1', expected one of both, accuracy, strict, loss"),
         ({"score": "val_auc"}, r"needs val_loss and val_auc, but the module logged .*val_accuracy"),
     ],
 )

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -48,7 +49,7 @@ ALL: Mapping[str, Any] = {
     "training.lr": 0.003,
     "training.weight_decay": 0.0,
     "training.patience": 50,
-    "training.criterion": "accuracy",
+    "training.criterion": "strict",
     "training.max_epochs": 500,
 }
 BY_ITEM: Mapping[str, Mapping[str, Any]] = {
@@ -60,7 +61,7 @@ BY_ITEM: Mapping[str, Mapping[str, Any]] = {
 # Of labels of nodes and edges: in one graph, statistics of all nodes would depend on the features of the test
 BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode": "node"}}
 WIDTH = 64  # of the encoder
-RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
+RARE = 0.3  # share of the rarer of two classes, or of the labels that are 1, below which their ranking is the score
 BATCHES = 2000  # graphs of the training from which a step takes 64
 # Of many graphs, such as the steps of a series, and of many with more than LARGE nodes in all
 GRAPHS: Mapping[str, Any] = {"training.max_epochs": 200}
@@ -78,7 +79,7 @@ class Facts(NamedTuple):
     num_graphs: int | None  # of the training; None: one graph for all splits
     num_nodes: int  # of the training's graphs in all
     encodes: bool  # whether the features need an encoder
-    rare: int | None  # the rarer of two classes, if it is rare
+    metric: str | None  # of the ranking, if a class or labels are rare, or labels have gaps
     in_shares: bool  # whether the sizes of the splits in the settings do not fit
 
 
@@ -142,15 +143,25 @@ def _of_one_split(settings: Settings) -> Settings:
 
 def facts_of(task: Task, in_shares: bool = False) -> Facts:
     """Return the facts about a task."""
-    rare = None
-    if task.objective.columns == "classes" and task.num_classes == 2:
-        shares = [float((task.labels(split) == 1).double().mean()) for split in SPLITS]
-        is_rare, is_scored = min(shares[0], 1 - shares[0]) < RARE, all(0 < share < 1 for share in shares)
-        rare = int(shares[0] < 0.5) if is_rare and is_scored else None
     count = len(task.train) if task.has_many_graphs else None
     encodes = _needs_encoder([task.features(data) for data in task.train])
     size = sum(data.x.size(0) for data in task.train)
-    return Facts(task.objective.item, task.objective.goal, count, size, encodes, rare, in_shares)
+    return Facts(task.objective.item, task.objective.goal, count, size, encodes, _ranked(task), in_shares)
+
+
+def _ranked(task: Task) -> str | None:
+    """Return the metric of the ranking if one of two classes or labels are rare, or labels have gaps."""
+    kind = task.objective.column
+    if kind not in ("class", "label") or (kind == "class" and task.num_classes != 2):
+        return None
+    labels = [task.labels(split).double() for split in SPLITS]
+    labels = [torch.where(task.objective.known(y), y, float("nan")).view(len(y), -1) for y in labels]
+    shares = [y.nanmean(0) for y in labels]
+    is_scored = torch.stack([(share > 0) & (share < 1) for share in shares]).all(0).any()  # so that some ranking is
+    share = float(labels[0].nanmean())
+    if kind == "label":
+        return ROC_AUC.name if is_scored and (share < RARE or bool(labels[0].isnan().any())) else None
+    return (AVERAGE_PRECISION if share < 0.5 else ROC_AUC).name if is_scored and min(share, 1 - share) < RARE else None
 
 
 def _needs_encoder(features: Sequence[Tensor]) -> bool:
@@ -183,8 +194,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: 
         table["training.batch_size"] = 64 if facts.num_graphs > BATCHES else 32
     if facts.encodes and settings.training.sparse is not True:
         table["model.encoder"] = WIDTH
-    if facts.rare is not None:
-        table["metric"] = (AVERAGE_PRECISION if facts.rare else ROC_AUC).name
+    if facts.metric is not None:
+        table["metric"] = facts.metric
     left_out: set[str] = set()
     if any(isinstance(value := values.get(key), list) and (key in passed or value != before.get(key)) for key in SHAPE):
         # a list may have an entry for the output layer

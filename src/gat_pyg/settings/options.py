@@ -37,7 +37,7 @@ def marked(mark: Mark, prefix: str, kind: type) -> frozenset[str]:
     return frozenset(f"{prefix}{key}" for key, marks in its.items() if mark in marks)
 
 
-CRITERION = Rule("both, accuracy (or micro-F1) or loss", lambda value: is_one_of(value, ("both", "accuracy", "loss")))
+CRITERION = choice("both", "accuracy", "strict", "loss")
 HOPS = sequence(
     "null or a list of whole numbers, one for each hop: at least 1, or -1 for all neighbours",
     lambda value: type(value) is int and (value >= 1 or value == -1),
@@ -68,7 +68,7 @@ class Training:
     weight_decay: Annotated[float, FINITE, Mark.VARIES]
     batch_size: Annotated[int, whole(1)]
     patience: Annotated[int | None, whole(1, None), Mark.VARIES]
-    criterion: Annotated[Literal["both", "accuracy", "loss"], CRITERION, Mark.VARIES]
+    criterion: Annotated[Literal["both", "accuracy", "strict", "loss"], CRITERION, Mark.VARIES]
     max_epochs: Annotated[int, whole(1)]
     sparse: Annotated[bool | Literal["auto"], choice("auto", True, False), Mark.SPEED]
     compile: Annotated[bool, choice(True, False), Mark.SPEED]

@@ -262,7 +262,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
             results.append(result)
             if is_first():
                 short = together or job.title or settings.cell is not None
-                print(line(result, job.title) if short else summary(result, task, settings, paper), flush=True)
+                print(line(result, task, job.title) if short else summary(result, task, settings, paper), flush=True)
     if is_first() and len(results) > 1:
         mean, calibration = _averaged(job, task, [result.seed for result in results])
         named = f"{job.title}: " if job.title else ""

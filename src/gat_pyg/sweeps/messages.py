@@ -16,7 +16,7 @@ from ..runs.reference_scores import OneHot, has_baselines, is_missing
 from ..runs.result import ERRICA, Result, scores_of
 from ..settings.options import Split
 from ..settings.settings import Settings
-from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
+from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, Metric, metric_named
 from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
@@ -25,7 +25,7 @@ from ..trained.uncertainty import Calibration
 
 STOPPED = {  # by training.criterion
     "both": "neither score nor loss improved",
-    "accuracy": "the score did not improve",
+    **dict.fromkeys(("accuracy", "strict"), "the score did not improve"),
     "loss": "the loss did not improve",
 }
 ENDS = ("src", "dst")
@@ -34,7 +34,7 @@ LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 def summary(result: Result, task: Task, settings: Settings, paper: bool = False) -> str:
     """Return the result of a run in a few lines, with the paths of its files; with `paper`, beside the paper's."""
-    metric, peak = metric_named(result.metric), ""
+    metric, peak = _metric(result.metric, task), ""
     if result.peak_mib is not None:
         peak = f", {result.peak_mib:,.0f} MiB"
     lines = {
@@ -44,9 +44,7 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
         "test": f"{styled(metric.text(result.value), BOLD)}{_beside(result, paper=paper)}",
-        "also": ", ".join(
-            metric_named(name, task.class_names).text(score) for name, score in (result.scores or {}).items()
-        ),
+        "also": ", ".join(_metric(name, task).text(score) for name, score in (result.scores or {}).items()),
         "baselines": baselines_line(result.baselines, result.metric, settings),
         "warning": result.warning and styled(result.warning, RED),
         "try": advice(result, task, settings),
@@ -55,6 +53,10 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "results": relative_path(Path(settings.results)),
     }
     return rows(lines)
+
+
+def _metric(name: str, task: Task) -> Metric:
+    return metric_named(name, task.class_names, task.objective.column)
 
 
 def rows(lines: Mapping[str, str]) -> str:
@@ -201,9 +203,9 @@ def rare_line(task: Task) -> str:
     )
 
 
-def line(result: Result, title: str = "") -> str:
+def line(result: Result, task: Task, title: str = "") -> str:
     """Return the result of one seed of many in one line, after the title of its job."""
-    metric = metric_named(result.metric)
+    metric = _metric(result.metric, task)
     val, test = metric.text(result.val), metric.text(result.value)
     warning = f"; {result.warning}" if result.warning else ""
     return (
@@ -222,7 +224,7 @@ def summary_of_all(
     paper: bool = False,
 ) -> str:
     """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below."""
-    metric, n = metric_named(results[0].metric), len(results)
+    metric, n = _metric(results[0].metric, task), len(results)
     scores = [result.value for result in results]
     averaged = f"averaged prediction {metric.value(together)}"
     spread = f"{styled(metric.text(*scores), BOLD)}{_beside(results[0], averaged, paper=paper)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,8 @@ from .checks import NOTHING_KNOWN
 from .losses import Binary, CrossEntropy, Weights, balanced_classes, balanced_labels, checked, class_loss
 from .metrics import ACCURACY, MANY_LABELS, MICRO_F1, ONE_LABEL, Metric
 from .objective import RARE, Objective, any_known
+
+LISTED = 20  # labels up to which each has a score
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,23 @@ class ManyLabels(_Labels, Binary):
         It is empty with `pos_weight` or `focal`. Labels that are never 1, which no weight can help, are left out.
         """
         return self._below((y == 1).sum(0).double() / self.known(y).sum(0), RARE, self.pos_weight)
+
+    def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
+        """Return the loss and the score of each split; of up to `LISTED` labels the test score of each if `by_rows`.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
+            >>> rows = torch.tensor([[0.0, 2.0, 0.0, 1.0], [1.0, 3.0, 1.0, 0.0]])  # logits, then y
+            >>> scores = NodeMultiLabels(2).scored_by("roc_auc").metrics({"test": rows})
+            >>> scores["test_roc_auc"], scores["test_roc_auc_0"], scores["test_roc_auc_1"]
+            (0.5, 1.0, 0.0)
+        """
+        metrics = super().metrics(statistics)
+        if self.by_rows and "test" in statistics and self.out_channels <= LISTED:
+            out, y = self.unpack(torch.as_tensor(statistics["test"]))
+            each = enumerate(zip(out.split(1, 1), y.split(1, 1), strict=True))
+            metrics |= {f"test_{self.metric.name}_{k}": round(self.measure(*column), 7) for k, column in each}
+        return metrics
 
     def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
         """Return TP, FP and FN."""

@@ -181,19 +181,25 @@ METRICS = {
 ALIASES = {"ap": AVERAGE_PRECISION.name}  # other names, accepted and never printed
 
 
-def metric_named(name: str, targets: Sequence[str] | None = None) -> Metric:
-    """Return the metric of this name or alias, or of one of some targets; an unknown one has three digits.
+def metric_named(name: str, targets: Sequence[str] | None = None, column: str = "target") -> Metric:
+    """Return the metric of this name or alias, or of one of some targets or labels; an unknown one has three digits.
+
+    The average precision of two classes, whose `column` is "class", is titled by the second, the positive one.
 
     Example:
         >>> metric_named("rmse_2").text(0.58)
         'RMSE of target 2 0.580'
         >>> metric_named("mae_1", ["logS", "logP"]).title
         'MAE of logP'
+        >>> metric_named("ap", ["on time", "late"], "class").title
+        'average precision of late'
     """
     metric, (base, _, target) = METRICS.get(ALIASES.get(name, name)), name.rpartition("_")
     if metric is None and base in METRICS and target.isdecimal():
-        title = f"{METRICS[base].title} of {f'target {target}' if targets is None else targets[int(target)]}"
+        title = f"{METRICS[base].title} of {f'{column} {target}' if targets is None else targets[int(target)]}"
         return replace(METRICS[base], name=name, title=title)
+    if metric is AVERAGE_PRECISION and column == "class" and targets is not None and len(targets) == 2:
+        return replace(metric, title=f"{metric.title} of {targets[1]}")
     return metric or Metric(name, name, 3)
 
 

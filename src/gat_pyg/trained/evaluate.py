@@ -41,6 +41,7 @@ class Evaluation(NamedTuple):
     averaged: dict[str, float]  # of the prediction averaged over the seeds
     recorded: Mapping[int, float]  # the recorded test score of each seed, if it is repeated
     names: Sequence[str] | None = None  # of the classes, labels or targets
+    column: str = "target"  # "class" or "label" if the names are of these
     uncertainty: str = ""  # calibration error, and coverage and size of prediction sets or intervals
 
     def __str__(self) -> str:
@@ -48,13 +49,16 @@ class Evaluation(NamedTuple):
         if len(lines) > 1:
             name = next(iter(self.averaged))
             values = [scores[name] for scores in self.scores.values()]
-            lines |= {"mean": metric_named(name, self.names).text(*values), "averaged": self._text(self.averaged)}
+            lines |= {
+                "mean": metric_named(name, self.names, self.column).text(*values),
+                "averaged": self._text(self.averaged),
+            }
         if self.uncertainty:
             lines["uncertainty"] = self.uncertainty
         return "\n".join(f"{line:<12}{text}" for line, text in lines.items())
 
     def _text(self, scores: Mapping[str, float], recorded: float | None = None) -> str:
-        first, *others = (metric_named(name, self.names).text(score) for name, score in scores.items())
+        first, *others = (metric_named(name, self.names, self.column).text(score) for name, score in scores.items())
         value = next(iter(scores.values()))
         beside = "as recorded" if value == recorded else f"{value}, but {recorded} was recorded"
         return ", ".join([f"{first} ({beside})" if recorded is not None else first, *others])
@@ -133,7 +137,7 @@ def evaluate(
         run = calibration_of(trained)
         rows = Rows(predictions, tested[0][1])
         text = run.text(level) if data is None else replace(run, caveat="").measured_on(rows).text(level, "labels")
-    return Evaluation(scores, averaged, recorded, trained.preparation.class_names, text)
+    return Evaluation(scores, averaged, recorded, trained.preparation.class_names, objective.column, text)
 
 
 def _seed_of(trained: Trained, folder: Path) -> int:
@@ -224,6 +228,7 @@ def _labelled(trained: Trained, graphs: Sequence[Data]) -> list[tuple[Tensor, Te
 def _scores(objective: Objective, out: Tensor, y: Tensor) -> dict[str, float]:
     """Return the score of the objective's metric, then all others that are defined."""
     scores: dict[str, float] = {}
+    is_of_labels, ranked = objective.column == "label", objective.metric.name if objective.by_rows else "roc_auc"
     same = {"micro_f1"} if "accuracy" in objective.measures else set()
     same |= {name for name in objective.measures if name.startswith("std_") and objective.out_channels == 1}
     for name in (objective.metric.name, *objective.measures):
@@ -232,5 +237,6 @@ def _scores(objective: Objective, out: Tensor, y: Tensor) -> dict[str, float]:
         scored = objective.scored_by(name)
         metrics = scored.metrics({"test": scored.pool([scored.statistics(out, y)])})
         scores[name] = metrics[f"test_{name}"]
-        scores |= {key.removeprefix("test_"): score for key, score in metrics.items() if key != "test_loss"}
+        if not is_of_labels or name == ranked:  # which each label has
+            scores |= {key.removeprefix("test_"): score for key, score in metrics.items() if key != "test_loss"}
     return {name: round(score, 5) for name, score in scores.items() if not math.isnan(score)}

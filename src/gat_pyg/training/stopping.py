@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..tasks.objective import Objective
 
-Criterion = Literal["both", "accuracy", "loss"]
+Criterion = Literal["both", "accuracy", "strict", "loss"]
 
 
 class PaperStopping(Callback):
@@ -28,7 +28,9 @@ class PaperStopping(Callback):
             wait += 1; stop at wait == patience
 
     With `"accuracy"` (the score, whatever the metric) or `"loss"`, only that one counts, and a new best or a tie saves
-    the weights. At the end of the fit, the module gets the weights saved last, those of `best_epoch` (counted from 1).
+    the weights. With `"strict"` the score counts, and a tie only with a lower loss than that of the best epoch: the
+    scores of a model that predicts the majority class are all equal. At the end of the fit, the module gets the weights
+    saved last, those of `best_epoch` (counted from 1).
 
     The rule reads `val_loss` and `score` from the module's logs; by default, `score` is `val_` with the name of the
     objective's metric. The saved weights stay in the device's memory. They and the rest of the state are part of
@@ -73,11 +75,13 @@ class PaperStopping(Callback):
         rank = -score if lower else score
         finite = math.isfinite(score) and math.isfinite(loss)
         by_score, by_loss = finite and rank >= self.best_score, finite and loss <= self.best_loss
-        better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
+        is_higher = finite and rank > self.best_score
+        strict = is_higher or (by_score and loss < self.best_loss)
+        better = {"both": by_score or by_loss, "accuracy": by_score, "strict": strict, "loss": by_loss}[self.criterion]
         is_best = by_score and by_loss if self.criterion == "both" else better
         if better:
             self.best_score = max(self.best_score, rank)
-            self.best_loss = min(self.best_loss, loss)
+            self.best_loss = loss if is_higher and self.criterion == "strict" else min(self.best_loss, loss)
             self.wait = 0
         else:
             self.wait += 1

@@ -99,6 +99,7 @@ def smiles(
     labels = Targets.fit(frame, targets, goal, missing=missing) if like is None else Targets.like(like, targets)
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
     source |= {"missing": [*labels.missing]} if labels.missing else {}
+    source |= {"split": column} if column is not None else {}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
     frame, by_row, mols, _, notes = _read(frame, source)
     graphs = [*by_row.values()]
@@ -152,7 +153,9 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
         warnings.warn(f"{note}.", stacklevel=4)
     _warn_of_categories([*of.graphs.values()], source["categories"], file_of(table))
     ids: dict[str, Sequence[Any]] = {}
-    for name in [name for name in table.columns if name not in (smiles, *source["target"]["names"])]:
+    for name in [
+        name for name in table.columns if name not in (smiles, source.get("split"), *source["target"]["names"])
+    ]:
         column = Column(table, name)
         are_texts = any(np.isnan(number(text)) for text in column.texts)
         if column.kind != "date" and column.texts and (are_texts or _are_ids(column)):

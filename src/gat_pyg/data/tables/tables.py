@@ -52,6 +52,7 @@ def tables(
     column: str | None = None,
     time: str | None = None,
     task: str | None = None,
+    positive: str | None = None,
     name: str | None = None,
     graph: Any = None,
     matrix: str | None = None,
@@ -95,6 +96,8 @@ def tables(
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
+        positive: the positive one of two classes: class 1, of which average precision is. By default of classes with
+            names the one with fewer training rows.
         name: name of the task; by default the file's name, or the name of the folder of nodes.csv or edges.csv.
         graph: a file with a graph, a graph of networkx or a matrix of scipy.sparse, in place of `edges`, and of `nodes`
             unless they are given too: see `gat_pyg.data.tables.programs.graph_tables`. A matrix of a `.mat` file with a
@@ -153,6 +156,10 @@ def tables(
         data = Data(y=labels.y, edge_label_index=of.edge_index if item == "edge" else None)
         drawn = draw_masks(data, labels.objective, per_class, val, test, seed, name)
         masks = {key: data[key] for key in MASKS}
+    if labels is not None and like is None:
+        labels = labels.with_positive(positive, masks["train_mask"])
+    elif labels is not None and positive not in (None, labels.names[-1]):
+        raise ValueError(f"dataset.positive is {positive}, but that of the earlier run is {labels.names[-1]}. Omit it.")
 
     fitted: dict[str, Features] = {}
     for each, left_out in (("node", [roles.id]), ("edge", [roles.src, roles.dst])):

@@ -90,6 +90,7 @@ class Targets:
         classes += [f"{len(self.classes) - 8} others"] if len(self.classes) > 8 else []
         classes += [f"unknown ({unknown:,})"] if (unknown := int((y < 0).sum())) else []
         are_many = len(self.classes) > 20 and all(name.removeprefix("-").isdecimal() for name in self.classes)
+        classes[-1] += f"; average precision is that of {self.classes[1]}" if len(self.classes) == 2 else ""
         hint = f". If they are numbers to predict, choose task={item}_regression" if are_many else ""
         return f"{self.names[0]} has the classes {', '.join(classes)}{hint}"
 
@@ -187,6 +188,30 @@ class Labels(NamedTuple):
         if like is not None and targets.classes is not None:
             objective = kind(len(targets.classes))
         return cls(targets, y, objective)
+
+    def with_positive(self, positive: str | None, rows: Tensor) -> Labels:
+        """Return the same labels with the positive one of two classes as class 1.
+
+        Args:
+            positive: its name; None: of classes with names, the one with fewer of the training rows.
+            rows: a mask of the training rows.
+
+        Raises:
+            ValueError: if there are not two classes, or none has this name.
+        """
+        classes = self.targets.classes or []
+        if positive is not None and (len(classes) != 2 or str(positive) not in classes):
+            column, expected = " and ".join(self.targets.names), " or ".join(classes)
+            reason = f"expected {expected}" if len(classes) == 2 else "which has not two classes. Leave it out"
+            raise ValueError(f"dataset.positive is {positive} of {column}, {reason}.")
+        if len(classes) != 2:
+            return self
+        have_names = all(np.isnan(number(name)) for name in classes) and {*classes} != {"False", "True"}
+        is_rare = have_names and int((self.y[rows] == 0).sum()) < int((self.y[rows] == 1).sum())
+        if not (is_rare if positive is None else str(positive) == classes[0]):
+            return self
+        targets = Targets(self.targets.names, classes[::-1], self.targets.missing)
+        return self._replace(targets=targets, y=torch.where(self.y < 0, self.y, 1 - self.y))
 
     @property
     def names(self) -> tuple[str, ...]:
