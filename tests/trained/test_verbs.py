@@ -30,7 +30,7 @@ from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
 from gat_pyg.trained.export import Prepared
 from gat_pyg.trained.trained import Trained
-from tests.kinds import KINDS, Kind, M, N
+from tests.kinds import KINDS, Kind, M, N, tables
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
 Runs = Callable[[Kind], tuple[Path, list[Path]]]
@@ -256,6 +256,30 @@ def test_a_level_adds_sets_and_intervals(
     for name, item in (("labels.pt", "2 node labels"), ("links.npz", "links")):
         with pytest.raises(ValueError, match=f"predicts {item}"):
             predict(trained(kinds[name])[0], level=0.9)
+
+
+def test_the_verbs_read_labels(tmp_path: Path):
+    (nodes, edges), run = tables(tmp_path), tmp_path / "run"
+    frame, settings = pd.read_csv(nodes), ["dataset=tables", f"dataset.nodes={nodes}", f"dataset.edges={edges}"]
+    small = ["training.label_rate=0.5", "training.max_epochs=1", "model=mlp", "model.hidden_channels=4", "runs=2"]
+    small += [f"hydra.run.dir={run}", f"outputs={tmp_path}", "baselines=false"]
+    command(*settings, "dataset.target=age", "dataset.ignore=[fraud]", *small)
+    evaluation = evaluate(run)
+    assert {seed: scores["rmse"] for seed, scores in evaluation.scores.items()} == evaluation.recorded
+    without = predict(run, [frame.drop(columns="age"), edges])  # whose training labels are known by their ids
+    own = predict(run).set_index("account").age  # those without an age
+    assert own.to_dict() == pytest.approx(without.set_index("account").age[own.index].to_dict(), rel=1e-5)
+    before, other = (predict(run, [each, edges]) for each in (frame, frame.assign(age=frame.age.fillna(40))))
+    assert {*before.account} == {*own.index} and len(other) == len(frame)
+    moved = frame.assign(age=frame.age.fillna(40))
+    moved.loc[7, "age"] += 30  # changes what others predict, not its own prediction
+    after = predict(run, [moved, edges])
+    changed = after.age.to_numpy() != other.age.to_numpy()
+    assert not changed[7] and changed.any()
+    with pytest.raises(ValueError, match=r"reads the known labels of other nodes .*, but the data have none"):
+        predict(run, Data(torch.zeros(2, 6), torch.tensor([[0], [1]]), torch.zeros(1, 3)))
+    with pytest.raises(ValueError, match="reads the known labels of other nodes .*, which a file cannot do"):
+        gat_pyg.export(run, tmp_path / "model.onnx")
 
 
 def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -61,6 +61,11 @@ def build_data(
             "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "
             f"For other loaders, compiled models or many graphs, use trainer.strategy=ddp. The data set is {task.name}."
         )
+    if task.objective.label_rate and (is_divided(trainer) or loader.in_batches):
+        raise ValueError(
+            f"training.label_rate is {task.objective.label_rate}, which needs the whole graph: known labels spread "
+            "over its edges. Use loader=full without trainer.strategy=halo, or leave it out."
+        )
     if is_divided(trainer):
         layers_of(model)
     if not loader.in_batches:
@@ -89,6 +94,10 @@ def build_data(
 def wants_sparse(training: Training, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
     """Return True if `training.sparse` makes the features a sparse matrix."""
     sparse = training.sparse
+    if task.objective.label_rate:
+        if sparse is True:
+            raise ValueError("training.sparse is true, but known labels (training.label_rate) are dense. Use auto.")
+        return False
     if is_divided(trainer) and sparse == "auto":
         return False  # halo fetches dense rows
     if sparse is True and is_divided(trainer):

@@ -81,7 +81,7 @@ def _network(
     """Return the arguments of the network: those of the settings, and the sizes that follow from the task."""
     arguments, parameters = factory.arguments, inspect.signature(kind).parameters
     sizes = {
-        "in_channels": task.num_features if encoder is None else encoder["channels"],
+        "in_channels": task.num_features + task.objective.num_labels if encoder is None else encoder["channels"],
         "out_channels": task.num_classes if decoder is None else decoder["channels"],
     }
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
@@ -125,7 +125,8 @@ def _encoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
                 "model.encoder=64."
             )
         return None
-    categories = [*_columns(task, "x"), *[0] * task.num_encodings]  # which are standardised
+    standardised = task.num_encodings + task.objective.num_labels
+    categories = [*_columns(task, "x"), *[0] * standardised]
     options = {**factory.encoder, "categories": categories}
     if task.edge_dim is not None and _takes_edges(kind):
         options["edge_categories"] = columns = _columns(task, "edge_attr")

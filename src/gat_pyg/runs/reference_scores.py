@@ -64,7 +64,7 @@ def baselines_of(settings: Settings, task: Task) -> Baselines | None:
     key = data_key(settings)
     if key not in COMPUTED:
         try:
-            COMPUTED[key] = simple_baselines(task)
+            COMPUTED[key] = simple_baselines(task.reading_labels(None))
         except Exception as error:
             warnings.warn(f"{task.name}: the baselines failed ({type(error).__name__}: {error}).", stacklevel=2)
             COMPUTED[key] = Baselines({}, 0.0)

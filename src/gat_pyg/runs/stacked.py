@@ -251,11 +251,11 @@ def one_pass(
     have the order of the seed `order`.
     """
     settings = runs[0].settings
+    task = with_loss(task, settings)
     built = [_built(run, task) for run in runs]
     for run in runs:
         save_run_settings(Job(run.settings, run.folder), run.seed)
     training, models = settings.training, [each.model for each in built]
-    task = with_loss(task, settings)
     stopping = EachStopping([_member(run, task) for run in runs])
     last = [_pruning(runs, list(stopping.rules.values())), Pass(runs, path, order)]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}

@@ -59,8 +59,9 @@ def build_task(settings: Settings) -> Task:
 
 
 def with_loss(task: Task, settings: Settings) -> Task:
-    """Return a task of `read_task` with the loss of the settings."""
-    return task.with_loss(**settings.loss.options) if settings.loss.options else task
+    """Return a task of `read_task` with the loss of the settings, and the share of the labels that a step reads."""
+    task = task.with_loss(**settings.loss.options) if settings.loss.options else task
+    return task if (rate := settings.training.label_rate) is None else task.reading_labels(rate)
 
 
 def read_task(settings: Settings) -> Task:

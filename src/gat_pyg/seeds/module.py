@@ -245,6 +245,7 @@ class Stacked(StackOfSeeds, Transductive):
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
         self._set_key(torch.tensor([key_of(member.seed, epoch) for member in self.present]))
+        self._seed_draws(seed, epoch)
 
     def forward(self, data: Data) -> Tensor:
         """Return the logits [S, N, K] of a graph's nodes."""

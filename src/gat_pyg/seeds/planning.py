@@ -92,9 +92,10 @@ def trial(
         module, data = module.to(device), data.clone().to(device)
         module.eval()
         with torch.no_grad():
-            for number, out in zip(module.rows, module(data), strict=True):
+            example = objective.example(data, "test")
+            for number, out in zip(module.rows, module(example), strict=True):
                 model = models[number]
-                alone = module._call_model(copy.deepcopy(model).to(device).eval(), data)
+                alone = module._call_model(copy.deepcopy(model).to(device).eval(), example)
                 largest = float(alone.abs().nan_to_num(posinf=0.0).max())
                 if not torch.allclose(out, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
                     return "its outputs in a stack differ from those of the model alone"

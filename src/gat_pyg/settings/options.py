@@ -76,6 +76,7 @@ class Training:
     warmup: Annotated[int, whole(0)]
     gradient_clip_val: Annotated[float | None, CLIP, Mark.VARIES]
     ema: Annotated[float | None, DECAY]
+    label_rate: Annotated[float | None, DECAY]
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,86 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import LabelPropagation
+from torch_geometric.utils import degree
 
+from ..graph.remembered import remembered
 from ..graph.subgraph import is_sampled, mask_to_index
 from .labels import ManyLabels, OneLabel
 from .objective import MASKS, Objective, Split, any_known
 
+STEPS = 50  # over which known labels spread
+WITHOUT = 0.1  # the share of the training steps that read no label, as later data may have none
+
 
 @dataclass(frozen=True)
 class OfNodes(Objective):
-    """An objective with an output row for each node; in a shared graph, masks select the nodes of each split."""
+    r"""An objective with an output row for each node; in a shared graph, masks select the nodes of each split.
+
+    With a `label_rate`, the model reads labels, as UniMP does ("Masked Label Prediction", Shi et al., IJCAI 2021). A
+    training step reads a random share of the training labels, drawn with Python's global generator, and its loss is
+    that of the others. Validation and test read all training labels. So no label helps to predict itself. Read labels
+    are columns of x behind the features: their values (one-hot classes, standardised targets; 0 if unknown), a mask,
+    and the values after 50 steps of
+
+    .. math::
+        f_i \leftarrow \frac{1}{|\mathcal{N}_i|} \sum_{j \in \mathcal{N}_i} f_j
+
+    over the edges in both directions, with the read ones fixed, as in `gat_pyg.models.LP`: these reach far beyond the
+    layers of a network.
+    """
 
     item = "node"
+
+    @property
+    def num_labels(self) -> int:
+        """The number of columns that known labels append to x: K values, a mask for each or all, and K spread ones."""
+        by_class = self.column == "class"
+        return 0 if self.label_rate is None else 2 * self.out_channels + (1 if by_class else self.out_channels)
+
+    def example(self, data: Data, split: Split) -> Data:
+        """Return the graph, with the labels that a step of the split reads; the others of the training are its rows."""
+        if self.label_rate is None:
+            return data
+        read = data.train_mask
+        if split == "train":
+            draw = torch.Generator().manual_seed(random.getrandbits(63))
+            rate = 0.0 if torch.rand((), generator=draw) < WITHOUT else self.label_rate
+            drawn = (torch.rand(len(read), generator=draw) < rate).to(read.device)
+            data, read = copy.copy(data), read & drawn
+            data.train_mask = data.train_mask & ~drawn
+        return self.with_labels(data, read)
+
+    def with_labels(self, data: Data, read: Tensor) -> Data:
+        """Return a graph with features `[N, F + num_labels]`: with the known labels of the nodes in a mask `[N]`.
+
+        Example:
+            >>> path = Data(torch.ones(3, 1), torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([1, -1, 0]))
+            >>> NodeLabels(2, label_rate=0.5).with_labels(path, torch.tensor([True, True, False])).x
+            tensor([[1., 0., 1., 1., 0., 1.],
+                    [1., 0., 0., 0., 0., 1.],
+                    [1., 0., 0., 0., 0., 1.]])
+        """
+        y, known = data.y, self.known(data.y).view(len(data.y), -1) & read[:, None]
+        if self.column == "class":
+            y = F.one_hot(y.clamp(min=0), self.out_channels)
+        elif self.column == "target":
+            y = self.outputs(y)
+        values = torch.where(known, y, 0).to(data.x.dtype)
+        spread = LabelPropagation(STEPS, alpha=1.0)
+        means = _means(data.edge_index, len(values))
+        reached = spread(values, means, None, means.values(), lambda each: torch.where(known, values, each))
+        data = copy.copy(data)
+        data.x = torch.cat([data.x, values, known.to(values.dtype), reached], 1)
+        return data
 
     def size(self, data: Data) -> int:
         """Return the number of nodes."""
@@ -57,6 +121,15 @@ class OfNodes(Objective):
                 raise ValueError(
                     f"{where}: {first} and {second} overlap in {common} {self.item}s, expected none in common."
                 )
+
+
+@remembered
+def _means(edge_index: Tensor, N: int) -> Tensor:
+    """Return the sparse matrix `[N, N]` of means over neighbours, by edges in both directions."""
+    src, dst = torch.cat([edge_index, edge_index.flip(0)], 1)
+    mean = 1 / degree(dst, N).clamp(min=1)[dst]
+    means = torch.sparse_coo_tensor(torch.stack([dst, src]), mean, (N, N), check_invariants=True)
+    return means.coalesce().to_sparse_csr()
 
 
 @dataclass(frozen=True)

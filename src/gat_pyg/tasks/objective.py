@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -30,9 +30,11 @@ class Objective(ABC):
 
     Args:
         out_channels: K, the number of columns of the output.
+        label_rate: the share of the training labels that a step reads (`OfNodes`); None reads none.
     """
 
     out_channels: int
+    label_rate: float | None = field(default=None, repr=False, kw_only=True)
 
     item: ClassVar[str]  # what has a label, and a row in the output: "node", "edge", "graph", "link"
     goal: ClassVar[str]  # the second half of the task's name: "classification", "regression", "prediction"
@@ -180,6 +182,15 @@ class Objective(ABC):
         """Return the graph that a step of a split computes: `data`, unless the objective selects or draws rows."""
         return data
 
+    @property
+    def num_labels(self) -> int:
+        """The number of columns that known labels append to x: 0, unless the objective reads some."""
+        return 0
+
+    def with_labels(self, data: Data, read: Tensor) -> Data:
+        """Return a graph with features `[N, F + num_labels]`: with the known labels of the nodes in a mask `[N]`."""
+        return data
+
     def complete(self, data: Data) -> None:  # noqa: B027 (most objectives need nothing)
         """Add the fields that the model needs for prediction to a graph without labels.
 
@@ -291,7 +302,7 @@ class Objective(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name of the class and its arguments as plain data; `objective_from` is the inverse."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         values |= {key: value.name for key, value in values.items() if isinstance(value, Metric)}
         return {"objective": type(self).__name__, **values}
 

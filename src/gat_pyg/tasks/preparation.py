@@ -80,6 +80,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     num_nodes: int | None = None  # N, if the only feature is the id of a node
     encoding: Mapping[str, Any] | None = None  # the name of the class, an `Encoding`, and its arguments
     source: Mapping[str, Any] | None = None  # how files of the data are read: see `gat_pyg.data.rows.read_rows`
+    num_labels: int = 0  # the number of further columns of x with known labels: `Objective.num_labels`
 
     @property
     def num_encodings(self) -> int:
@@ -179,7 +180,12 @@ class Preparation(BaseTransform):  # type: ignore[misc]
                 f"x has shape {tuple(x.shape)}, expected (N, {self.in_channels}), with {self.num_encodings} columns of "
                 "the run's encoding, which gat_pyg.predict(run_dir, data) and model.preparation(data) append."
             )
-        self._check_width(x, self.in_channels)
+        if x.dim() == 2 and self.num_labels and x.size(1) == self.in_channels:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (N, {self.in_channels + self.num_labels}), with columns of "
+                "known labels, which gat_pyg.predict(run_dir, data) and model.objective.with_labels(data, mask) append."
+            )
+        self._check_width(x, self.in_channels + self.num_labels)
 
     def _check_width(self, x: Tensor, width: int) -> None:
         if x.dim() != 2 or x.size(1) != width:

@@ -82,6 +82,7 @@ class Task:
             num_nodes=len(features[0]) if not self.has_many_graphs and has_ids(features[0]) else None,
             encoding=self.encoding,
             source=self.source,
+            num_labels=self.objective.num_labels,
         )
 
     @cached_property
@@ -172,6 +173,20 @@ class Task:
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         return self._with(objective=objective)
+
+    def reading_labels(self, rate: float | None) -> Task:
+        """Return the same task with a share of the training labels that a step reads: see `OfNodes`.
+
+        Raises:
+            ValueError: if the labels are not of the nodes of one graph.
+        """
+        if rate is not None and (self.has_many_graphs or self.objective.item != "node"):
+            where = "many graphs" if self.has_many_graphs else "one graph"
+            raise ValueError(
+                f"label_rate is {rate}, which needs labels of the nodes of one graph, but {self.name} predicts "
+                f"{self.objective.predicts} of {where}. Leave it out."
+            )
+        return self._with(objective=replace(self.objective, label_rate=rate))
 
     def read_from(self, source: Mapping[str, Any], notes: Sequence[str] = (), **fields: Any) -> Task:
         """Return the same task with a description of its files, by which `read_rows` reads others, and notes.

@@ -95,7 +95,13 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"{path} ends in {path.suffix!r}, expected a name such as model.onnx or model.pt2.")
-    network = Prepared(Trained.open(run_dir, seed, model, trust).predictor).eval()
+    predictor = Trained.open(run_dir, seed, model, trust).predictor
+    if predictor.run_objective.label_rate:
+        raise ValueError(
+            f"{run_dir} reads the known labels of other nodes (training.label_rate), which a file cannot do. Use "
+            "gat_pyg.predict, or train without it."
+        )
+    network = Prepared(predictor).eval()
     draw = torch.Generator().manual_seed(0)
     traced, *examples = (network.example(*sizes, draw) for sizes in (TRACED, *SIZES))
     checked: list[Exported] = []

@@ -54,7 +54,8 @@ def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Sequence[Any] 
     if data is None and objective.draws_pairs:  # on the graph of the test
         graphs, ids = run.task.test, dict[str, Any]()
     else:
-        graphs, ids = run.read(data)[:2]
+        rows = run.read(data)
+        graphs, ids = run.without_labels(rows, data) if objective.label_rate else rows.graphs, rows.ids
     if objective.draws_pairs and run.node_ids is not None:
         ids = {"node": run.node_ids}  # those of `data` are of its pairs
     number = 0
@@ -75,7 +76,12 @@ def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Sequence[Any] 
     elif objective.item == "node":
         nodes = [_position(node, [names], N, "node")]
         row, name = nodes[0], f"node {names[nodes[0]]}"
-    whole = run.prepare(without_labels(chosen), is_read=True)
+    if objective.label_rate:
+        chosen.y = chosen.y.clone()
+        chosen.y[nodes] = objective.unknown(chosen.y[nodes])
+    else:
+        chosen = without_labels(chosen)
+    whole = run.prepare(chosen, is_read=True)
     check_now(run.predictor, whole.x)
     undirected, hops = bool(is_undirected(whole.edge_index, num_nodes=N)), members(run.models[0]).num_hops
     if hops is None or not nodes:

@@ -193,7 +193,7 @@ def selected(trained: Trained, data: Any) -> Selected:
     numbers = [rows.numbers[row] for row in index] if rows.numbers is not None else index
     if rows.table is not None and objective.item != "node":
         ids = {"row": numbers, **ids}
-    graphs, left_out = [without_labels(graph) for graph in rows.graphs], {} if data is None else rows.left_out
+    graphs, left_out = trained.without_labels(rows, data), {} if data is None else rows.left_out
     return Selected(graphs, chosen, ids, rows.table, numbers, left_out)
 
 

@@ -28,12 +28,13 @@ from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
 from ..tasks.model import Inputs, graph_of_nodes
 from ..tasks.node_ids import num_nodes
-from ..tasks.objective import MASKS, Objective
+from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.preparation import Preparation
 from ..tasks.task import Task
 from .load import Predictor, encoders_of, load
 
 NODES = 2**17  # of several graphs, so many are computed at once
+PARTS = 10  # of the nodes whose labels are read, which are hidden from their own predictions
 
 Seed = int | Literal["all"] | None
 
@@ -119,6 +120,28 @@ class Trained:
         ids = read_rows(self.preparation).ids if self.source else {}
         return next(iter(ids.values()), None)
 
+    def without_labels(self, rows: Rows, data: Any = None) -> list[Data]:
+        """Return graphs without splits, and without labels but those that the model reads.
+
+        Of the run's own data these are the training labels; of others those in `data`, or else those of training nodes
+        with the same ids.
+        """
+        graphs = [without_labels(graph) for graph in rows.graphs]
+        for graph, bare in zip(rows.graphs, graphs, strict=True) if self.objective.label_rate else ():
+            bare.y = labels_of(graph, self.objective)
+            if data is None or bare.y is None or not any_known(bare.y).any():
+                own: Any = self.task.shared_graph
+                if data is None:
+                    index = torch.arange(len(own.y))
+                else:
+                    rows_of = {name: row for row, name in enumerate(self.node_ids or ())}
+                    ids: Sequence[Any] = next(iter(rows.ids.values()), range(num_nodes(graph)))
+                    index = torch.tensor([rows_of.get(name, -1) for name in ids])
+                known = (index >= 0) & own.train_mask[index]
+                bare.y = own.y[index]
+                bare.y[~known] = self.objective.unknown(bare.y[~known])
+        return graphs
+
     def prepare(self, data: Any, is_read: bool = False) -> Data:
         """Return a graph, or several as one, prepared and checked as the data of the run.
 
@@ -134,17 +157,50 @@ class Trained:
             graph.edge_attr = None
         objective.complete(graph)
         _check(graph, objective, self.models[0])
+        graph = self._with_labels(graph) if objective.label_rate else graph
         if not (is_read and "categories" in (preparation.source or {})):
             _warn_of_unknown_categories(graph, self.models[0], preparation.source)
         return graph
 
+    def _with_labels(self, graph: Data) -> Data:
+        """Return a graph with known labels as columns of x, and their mask `read`: those of training, if it has a mask.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        y = labels_of(graph, self.objective)
+        read = torch.zeros(len(graph.x), dtype=torch.bool) if y is None else any_known(y)
+        graph.read = read & graph.get("train_mask", read).to(read.device)
+        if y is None or not graph.read.any():
+            raise ValueError(
+                "The run reads the known labels of other nodes (training.label_rate), but the data have none. Give "
+                "them in the target's column of a table of nodes, or as data.y with NaN or -1 for the others."
+            )
+        graph.y = y
+        return self.objective.with_labels(graph, graph.read)
+
+    def _hiding(self, graph: Data) -> Iterator[tuple[Tensor, Data]]:
+        """Yield disjoint masks `[N]` of all nodes whose label is read, each with a graph that does not have theirs."""
+        if self.objective.label_rate:
+            part = graph.read.cumsum(0) % PARTS
+            bare = copy.copy(graph).update({"x": graph.x[:, : self.preparation.in_channels]})
+            for hidden in (graph.read & (part == number) for number in range(PARTS)):
+                if hidden.any():
+                    yield hidden, self.objective.with_labels(bare, graph.read & ~hidden)
+
     def outputs(self, data: Any, is_read: bool = False) -> Tensor:
-        """Return the outputs of S models for graphs as they come from their source: `[S, n, K]`, of links `[S, L]`."""
+        """Return the outputs of S models for graphs as they come from their source: `[S, n, K]`, of links `[S, L]`.
+
+        If the model reads labels, a node whose label is read has the output of a graph without it.
+        """
         parts = []
         for graphs in _steps(data):
             graph = self.prepare(graphs, is_read)
             call = partial(self.predictor.to(graph.x.device), outputs=True)
-            parts.append(Inputs.of(self.predictor).call(call, graph))
+            out = Inputs.of(self.predictor).call(call, graph)
+            for hidden, others in self._hiding(graph):
+                out[:, hidden] = Inputs.of(self.predictor).call(call, others)[:, hidden]
+            parts.append(out)
         return torch.cat(parts, 1)
 
     @property

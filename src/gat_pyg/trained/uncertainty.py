@@ -251,7 +251,9 @@ def averaged(models: Iterable[nn.Module], task: Task, batch_size: int) -> dict[S
     for model in models:
         count += 1
         module: Inductive | Transductive = setup(model, objective).eval()
-        whole = module(shared) if shared is not None and objective.item == "node" else None  # of both splits
+        whole = (
+            module(objective.example(shared, "test")) if shared is not None and objective.item == "node" else None
+        )  # both
         for split in splits:
             parts = []
             for data in task.loader(split, batch_size):

@@ -123,8 +123,8 @@ class CudaGraphs:
     def _obstacle(module: Supervised) -> str | None:
         """Return the reason that no step of the module can be captured, or None."""
         trainer = module.trainer
-        if module.objective.draws_pairs:
-            return "the negative links are sampled in each step"
+        if module.objective.draws_pairs or module.objective.label_rate:
+            return "the negative links, or the labels that are read, are sampled in each step"
         if trainer.strategy.root_device.type != "cuda":
             return f"the device is a {trainer.strategy.root_device.type}"
         if trainer.world_size > 1:

@@ -19,8 +19,8 @@ def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
     random.seed(int(words[2]))
 
 
-def seed_negatives(seed: int, epoch: int) -> None:
-    """Seed Python's generator for an epoch as on rank 0, so that all ranks draw the same negative links."""
+def seed_draws(seed: int, epoch: int) -> None:
+    """Seed Python's generator for an epoch as on rank 0, so that all ranks draw the same negative links or labels."""
     random.seed(int(np.random.SeedSequence([seed, 0, epoch]).generate_state(3)[2]))
 
 

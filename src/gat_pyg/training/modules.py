@@ -23,7 +23,7 @@ from .averaging import Average
 from .batching import is_drawn
 from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
-from .epoch_seeds import key_of, seed_negatives
+from .epoch_seeds import key_of, seed_draws
 from .optimisation import Optimisation, Schedule
 from .resume import check_states
 
@@ -337,11 +337,16 @@ class Transductive(Supervised):
 
         So the masks are the same in a run of one seed, in a stack of many seeds, and in the replay of a CUDA graph.
         With several steps per epoch, each step would have the same mask, so batches of nodes use torch's generator.
-        Negative links also depend only on both: all processes draw those of the step, and each takes its share.
+        Negative links also depend only on both: all processes draw those of the step, and each takes its share. Labels
+        that a step reads depend only on the epoch, so that the models of a stack share them.
         """
         self._set_key(torch.tensor(key_of(seed, epoch)))
-        if self.objective.draws_pairs:
-            seed_negatives(seed, epoch)
+        self._seed_draws(seed, epoch)
+
+    def _seed_draws(self, seed: int, epoch: int) -> None:
+        """Seed what the objective draws in this epoch: labels that are read, the same for each seed, or links."""
+        if self.objective.draws_pairs or self.objective.label_rate:
+            seed_draws(seed if self.objective.draws_pairs else 0, epoch)
 
     def _set_key(self, key: Tensor) -> None:
         key = first_seeds(key)
