@@ -39,6 +39,10 @@ def _has_columns(task: Task, settings: Settings) -> bool:
     return task.objective.item in ("node", "edge") and GraphColumns().has_statistics(task.train[0].x)
 
 
+def _has_neighbours(task: Task, settings: Settings) -> bool:
+    return task.shared_graph is not None and task.objective.item == "node" and not settings.loader.in_batches
+
+
 # The most promising candidates first, by their overrides -------------------------------------------------------------
 
 CANDIDATES: Mapping[str, Candidate] = {
@@ -46,6 +50,7 @@ CANDIDATES: Mapping[str, Candidate] = {
         {"encoding": {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}},
         _has_columns,
     ),
+    "training.label_rate=0.8": Candidate({"training.label_rate": 0.8}, _has_neighbours),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

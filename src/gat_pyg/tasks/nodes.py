@@ -19,7 +19,6 @@ from .labels import ManyLabels, OneLabel
 from .objective import MASKS, Objective, Split, any_known
 
 STEPS = 50  # over which known labels spread
-WITHOUT = 0.1  # the share of the training steps that read no label, as later data may have none
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class OfNodes(Objective):
         read = data.train_mask
         if split == "train":
             draw = torch.Generator().manual_seed(random.getrandbits(63))
-            rate = 0.0 if torch.rand((), generator=draw) < WITHOUT else self.label_rate
-            drawn = (torch.rand(len(read), generator=draw) < rate).to(read.device)
+            drawn = (torch.rand(len(read), generator=draw) < self.label_rate).to(read.device)
             data, read = copy.copy(data), read & drawn
             data.train_mask = data.train_mask & ~drawn
         return self.with_labels(data, read)

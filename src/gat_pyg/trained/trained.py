@@ -174,7 +174,8 @@ class Trained:
         if y is None or not graph.read.any():
             raise ValueError(
                 "The run reads the known labels of other nodes (training.label_rate), but the data have none. Give "
-                "them in the target's column of a table of nodes, or as data.y with NaN or -1 for the others."
+                "them in the target's column of a table of nodes, or as data.y with NaN or -1 for the others. For data "
+                "without labels, train with training.label_rate=null."
             )
         graph.y = y
         return self.objective.with_labels(graph, graph.read)
