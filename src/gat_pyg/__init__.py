@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
+    from .report.write import write_report as write_report
     from .sweeps.ranking import best as best
     from .trained.evaluate import evaluate as evaluate
     from .trained.explain import explain as explain
@@ -73,10 +74,12 @@ PUBLIC = {
     "restore": "conv",
     "seeds": "seeds",
     "warm_up": "command.warm",
+    "write_report": "report.write",
 }
 # Verb of the command -> the public function that it calls; `command/verbs.py` has what it prints, if not the result
 VERBS = {
     **{name: name for name in ("predict", "evaluate", "explain", "export", "best", "doctor")},
+    "report": "write_report",
     "warm": "warm_up",
 }
 

@@ -24,11 +24,9 @@ from gat_pyg.settings.settings import TRAINER
 
 LIGHT = """
 import sys
-from gat_pyg.report.__main__ import main as report
 from gat_pyg.run import main
-for main, arguments in ((main, ["--version"]), (main, ["--help"]), (main, ["--cfg", "job", "model=gcn"]),
-                        (main, ["-sc", "query=bash"]), (main, ["predict", "--help"]), (report, ["--help"]),
-                        (main, ["--help", "training.patience", "scheduler"])):
+for arguments in (["--version"], ["--help"], ["--cfg", "job", "model=gcn"], ["-sc", "query=bash"],
+                  ["predict", "--help"], ["report", "--help"], ["--help", "training.patience", "scheduler", "best"]):
     sys.argv = ["gat-pyg", *arguments]
     try:
         main()
@@ -59,7 +57,8 @@ def answers() -> str:
         "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",
         "  gat-pyg predict RUN [DATA ...]    Return the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
-        "python -m gat_pyg.report a.jsonl b.jsonl",
+        "usage: gat-pyg best [-h]",
+        "  --no-data             do not read the data sets for Table 1",
     ],
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
@@ -89,7 +88,11 @@ def test_each_setting_is_described():
     assert edge_dim.value == "" and edge_dim.text.startswith("the number of edge")
     assert "With model=chebyshev: model.order=2\n  K, the highest degree" in reference.explanation("model.order")
     assert reference.explanation("model.aggr", ["model=sage"]).startswith("model.aggr=")
-    for name, near in {"training.patiense": "training.patience", "model.head": "model.heads"}.items():
+    for name, near in {
+        "training.patiense": "training.patience",
+        "model.head": "model.heads",
+        "reprot": "report",
+    }.items():
         with pytest.raises(ValueError, match=rf"^{name} is .* Did you mean {near}\?$"):
             reference.explanation(name)
 

@@ -18,13 +18,12 @@ from gat_pyg.data import Task
 from gat_pyg.paper.published import published
 from gat_pyg.paper.tables.data import Counts, counted, data_counts, data_notes, data_table
 from gat_pyg.paper.tables.strong import split_of
-from gat_pyg.report.__main__ import main
 from gat_pyg.report.tables.cells import NONE, Cell
 from gat_pyg.runs.significance import t_test_of
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.sweeps.grid import cells_of
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
-from tests.report.samples import at, by_hand, named, one, row_of, seeds, switched, write_lines
+from tests.report.samples import at, by_hand, named, one, report, row_of, seeds, switched, write_lines
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 
@@ -167,7 +166,7 @@ def test_data_that_cannot_be_read_leaves_the_other_tables(tmp_path: Path, monkey
     monkeypatch.setattr("gat_pyg.paper.tables.data.planetoid", no_network)
     monkeypatch.setattr("gat_pyg.paper.tables.data.ppi", functools.partial(no_network, "ppi"))
     path = write_lines(tmp_path / "results.jsonl", by_hand())
-    assert main([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
+    assert report([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Cora was not counted: cora: x not found in there" in text
     assert "83.0 ± 1.0 (3)" in text
@@ -187,7 +186,7 @@ def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_
         seeds("GAT", "cora", [99.0, 99.0], config_hash="other"),
     )
     path, out = write_lines(tmp_path / "r.jsonl", lines), tmp_path / "out"
-    assert main([str(path), "--out", str(out), "--preset", "strong", "--format", "csv"]) == 0
+    assert report([str(path), "--out", str(out), "--preset", "strong", "--format", "csv"]) == 0
     with (out / "strong.csv").open(encoding="utf-8") as file:
         _, cora, mine = csv.reader(file)
     assert cora[1:7] == ["given", "1 × 2", "82.0", "83.5 ± 0.7 (2)", "83.7 ± 0.7 (100)", "−0.2"]
@@ -197,5 +196,5 @@ def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_
     assert float(mine[7]) == pytest.approx(test.pvalue, abs=1e-4)
     assert float(cora[7]) == pytest.approx(t_test_of([83.0, 84.0], 83.72, 0.74, 100), abs=1e-4)
     others = write_lines(tmp_path / "others.jsonl", lines[-1:])
-    assert main([str(others), "--out", str(out), "--preset", "strong"]) == 1
+    assert report([str(others), "--out", str(out), "--preset", "strong"]) == 1
     assert "No line has the settings of a row of experiment=strong." in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,26 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg import GAT
+from gat_pyg.command.command import errors_as_messages
+from gat_pyg.command.verbs import verb_of
 from gat_pyg.paper.tables.data import Counts
 from gat_pyg.paper.tables.scores import paper_tables
 from gat_pyg.report.tables.cells import Table
 from gat_pyg.runs.groups import Line
 from gat_pyg.runs.result import Result, append
 from tests.graphs import Graph
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Return the exit status of `gat-pyg report`."""
+    call = verb_of(["report", *arguments])
+    assert call is not None
+    try:
+        with errors_as_messages():
+            call()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def one(

@@ -7,11 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gat_pyg.report.__main__ import main
 from gat_pyg.report.figures.curves import band_of, curves_figure, curves_of, scores_figure
 from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import Line, gathered
-from tests.report.samples import one, write_lines
+from tests.report.samples import one, report, write_lines
 
 
 def run(folder: Path, seed: int, text: str | None, method: str = "A") -> Line:
@@ -81,11 +80,11 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "r.jsonl", tmp_path / "out"
     write_lines(path, two(tmp_path))
-    assert main([str(path), "--out", str(out), "--curves"]) == 0
+    assert report([str(path), "--out", str(out), "--curves"]) == 0
     assert "curves.svg" in capsys.readouterr().out
     assert ElementTree.parse(out / "curves.svg").getroot().tag.endswith("svg")
     for seed in range(2):
         (tmp_path / f"A-{seed}" / "metrics.csv").unlink()
-    assert main([str(path), "--out", str(tmp_path / "none"), "--curves"]) == 1
+    assert report([str(path), "--out", str(tmp_path / "none"), "--curves"]) == 1
     assert "No folder of a run" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

@@ -10,14 +10,13 @@ import pytest
 from scipy import stats
 
 from gat_pyg.paper.tables.scores import fits_paper
-from gat_pyg.report.__main__ import main
 from gat_pyg.report.tables.comparison import comparison_table, row_named
 from gat_pyg.report.tables.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.tables.general import columns_of, general_table, rows_of
 from gat_pyg.report.write import general_tables
 from gat_pyg.runs.groups import Line, gathered
 from gat_pyg.runs.result import ERRICA, Result
-from tests.report.samples import at, one, seeds, write_lines
+from tests.report.samples import at, one, report, seeds, write_lines
 
 
 def configured(folder: Path, setting: str, text: str, value: float = 80.0) -> Result:
@@ -169,15 +168,15 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert not fits_paper(at(study)) and fits_paper(at([*study, one("GCN", "cora")]))
     assert all(row[3].text == "yes" for row in general_tables(three())[1].rows)
     path, out = write_lines(tmp_path / "r.jsonl", three()), tmp_path / "out"
-    assert main([str(path), "--out", str(out)]) == 0
+    assert report([str(path), "--out", str(out)]) == 0
     assert "Table 2" not in (out / "report.md").read_text(encoding="utf-8")
     write_lines(path, at([one()]))
-    assert main([str(path), "--out", str(out), "--no-data"]) == 0
+    assert report([str(path), "--out", str(out), "--no-data"]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "Table 2" in text and "**91.0 ± 1.4 (2)**" in text
-    assert main([str(path), "--out", str(out), "--no-data", "--preset", "paper"]) == 0
+    assert report([str(path), "--out", str(out), "--no-data", "--preset", "paper"]) == 0
     assert "**" not in (out / "report.md").read_text(encoding="utf-8")
-    assert main([str(path), "--out", str(out), "--preset", "general"]) == 0
+    assert report([str(path), "--out", str(out), "--preset", "general"]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "Table 2" not in text and "Cora accuracy (%) ↑" in text
 
@@ -185,7 +184,7 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])
 def test_a_file_for_each_table(tmp_path: Path, form: str, start: str) -> None:
     path = write_lines(tmp_path / "r.jsonl", three())
-    assert main([str(path), "--out", str(tmp_path / "out"), "--format", form]) == 0
+    assert report([str(path), "--out", str(tmp_path / "out"), "--format", form]) == 0
     suffix = {"csv": "csv", "input": "tex"}[form]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         f"{n}.{suffix}" for n in ("general", "runs", "files")
@@ -222,9 +221,9 @@ def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path, out = tmp_path / "r.jsonl", tmp_path / "out"
     write_lines(path, at(seeds("A", "digits", X), seeds("B", "digits", Y)))
     arguments = [str(path), "--out", str(out)]
-    assert main([*arguments, "--against", "B"]) == 0
+    assert report([*arguments, "--against", "B"]) == 0
     assert "## Every row against B." in (out / "report.md").read_text(encoding="utf-8")
     capsys.readouterr()
     for wrong, message in {("B", "--preset", "paper"): "Leave out --preset paper", ("D",): "is no row"}.items():
-        assert main([*arguments, "--against", *wrong]) == 1
+        assert report([*arguments, "--against", *wrong]) == 1
         assert message in capsys.readouterr().err

@@ -24,13 +24,12 @@ import gat_pyg.report.figures.graphs
 from gat_pyg import GAT
 from gat_pyg.data import digits, from_dataset
 from gat_pyg.models import Encoded, Readout
-from gat_pyg.report.__main__ import main
 from gat_pyg.report.figures.graphs import graph_figure, sheet_figure
 from gat_pyg.report.figures.molecules import molecule_of, picture
 from gat_pyg.report.figures.positions import graph_layout
 from gat_pyg.settings.hashing import MODEL
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
-from tests.report.samples import at, one, write_lines
+from tests.report.samples import at, one, report, write_lines
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
 ATOMS = torch.tensor([[5, 4, 5, 3], [5, 3, 5, 0], [7, 1, 5, 0], [6, 4, 6, 3]])
@@ -288,7 +287,7 @@ def test_the_command_draws_the_graphs_of_a_run(
     metrics = ("rmse", "mae")
     lines = at(one("GAT", "acetamides", 1.0, 0, metric, run_dir=str(tmp_path), item="graph") for metric in metrics)
     path, out = write_lines(tmp_path / "results.jsonl", lines), tmp_path / "out"
-    assert main([str(path), "--out", str(out), "--graphs"]) == 0
+    assert report([str(path), "--out", str(out), "--graphs"]) == 0
     paths, stdout = sorted(out.glob("graphs-*.svg")), capsys.readouterr().out
     assert [path.name for path in paths] == ["graphs-GAT-acetamides-rmse.svg", "graphs-GAT-acetamides.svg"]
     assert all(path.name in stdout and ElementTree.parse(path).getroot().tag.endswith("svg") for path in paths)
@@ -296,7 +295,7 @@ def test_the_command_draws_the_graphs_of_a_run(
 
 def test_the_command_needs_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "r.jsonl", at([one("A", "digits", item="graph")]))
-    assert main([str(path), "--out", str(tmp_path / "none"), "--graphs"]) == 1
+    assert report([str(path), "--out", str(tmp_path / "none"), "--graphs"]) == 1
     assert "with attention on graph labels" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 

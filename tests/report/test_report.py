@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gat_pyg.paper.tables.scores import paper_tables
-from gat_pyg.report.__main__ import main
 from gat_pyg.report.tables.cells import NAMES, NONE, Cell, Table, ranges
 from gat_pyg.report.tables.formats import html, latex, latex_table, markdown
 from gat_pyg.runs.groups import Key, gathered, lines_of
-from tests.report.samples import at, by_hand, named, one, row_of, write_lines
+from tests.report.samples import at, by_hand, named, one, report, row_of, write_lines
 
 # The runs -----------------------------------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ def test_the_three_formats_hold_the_same_cells():
 
 def test_the_command_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_lines(tmp_path / "results.jsonl", by_hand())
-    assert main([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
+    assert report([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
     output = capsys.readouterr().out
     assert "13 lines of results are in " in output and max(map(len, output.splitlines()[:-1])) < 80
     assert re.search(r"^method +Cora here +", output, re.MULTILINE | re.IGNORECASE), output
@@ -207,8 +206,8 @@ def test_unreadable_files_are_errors_with_advice(tmp_path: Path, capsys: pytest.
         empty: "empty.jsonl holds no line of results. Train first: gat-pyg",
     }
     for path, message in wrong.items():
-        assert main([str(whole), str(path), "--out", str(tmp_path / "out"), "--no-data"]) == 1
-        assert re.search(f"^gat_pyg.report: .*{message}", capsys.readouterr().err)
+        assert report([str(whole), str(path), "--out", str(tmp_path / "out"), "--no-data"]) == 1
+        assert re.search(f"^gat-pyg: .*{message}", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-    assert main([str(whole), "--out", str(whole), "--no-data"]) == 1
+    assert report([str(whole), "--out", str(whole), "--no-data"]) == 1
     assert "Choose another: --out FOLDER." in capsys.readouterr().err

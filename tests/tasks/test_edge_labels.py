@@ -16,7 +16,6 @@ from gat_pyg.data import from_dataset, from_file
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
-from gat_pyg.report.__main__ import main as report
 from gat_pyg.report.figures.graphs import graph_figure
 from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.figures.page import attention_page
@@ -26,6 +25,7 @@ from gat_pyg.tasks.targets import EdgeTargets
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import Inductive, TaskData, Transductive
 from tests.objectives import labelled_edges, quantities_of_edges
+from tests.report.samples import report
 
 
 def edges(E: int = 200, N: int = 30, **others: Any) -> Data:

@@ -23,7 +23,7 @@ from ..settings.hashing import flattened
 from ..settings.overrides import translated, value_text
 from ..settings.rules import documented, expectations, similar
 from ..settings.settings import FACTORIES, INTERNAL, rules
-from .verbs import usages
+from .verbs import VERBS, parser, usages
 
 MAIN = {  # the settings in `gat-pyg --help`
     "Data and method": ("dataset", "model", "recipe", "split.seed", "metric"),
@@ -38,10 +38,10 @@ EXAMPLES = {
     "gat-pyg dataset=ppi trainer=gpu": "use a GPU; trainer=ddp uses all of them",
     "gat-pyg -m dataset=cora training.lr=0.01,0.005": "compare values, and rank them",
     "gat-pyg -m search=node dataset=cora": "search for the best settings; also graph, link",
-    "gat-pyg experiment=table2": "fill Table 2 of the paper; then python -m gat_pyg.report",
+    "gat-pyg experiment=table2": "fill Table 2 of the paper; then gat-pyg report",
 }
 MORE = {
-    "gat-pyg --help NAME": "explain a setting or a group, such as training.patience, split, dataset or model",
+    "gat-pyg --help NAME": "explain a setting, a group or a verb: training.patience, split, dataset, model, predict",
     "gat-pyg --cfg job [NAME=VALUE ...]": "print all settings with their values",
     "gat-pyg --version": "print the version",
     'eval "$(gat-pyg -sc install=bash)"': "complete names and values with Tab (also zsh, fish)",
@@ -149,6 +149,8 @@ def explanation(name: str, overrides: Sequence[str] = ()) -> str:
     config, (group, _, key) = composed(overrides), name.partition(".")
     plain = plain_settings(config)
     parts = []
+    if name in VERBS:
+        parts.append(parser(name).format_help().rstrip())
     if name in plain:
         parts.append(_entry(plain[name]))
     if name in CHOICES:
@@ -160,7 +162,7 @@ def explanation(name: str, overrides: Sequence[str] = ()) -> str:
         names = ", ".join(f"{name}.{argument}" for argument in arguments(name, config[name]))
         parts.append(textwrap.fill(f"Its settings, of {config[name]._target_}: {names}.", _width()))
     if not parts:
-        raise ValueError(f"{name} is unknown.{similar(name, [*plain, *(f'model.{key}' for key in AROUND)])}")
+        raise ValueError(f"{name} is unknown.{similar(name, [*plain, *(f'model.{key}' for key in AROUND), *VERBS])}")
     return "\n\n".join(parts)
 
 

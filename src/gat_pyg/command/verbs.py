@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gat_pyg
-from gat_pyg import VERBS
+from gat_pyg import VERBS as VERBS
 
 from ..settings.rules import argument_texts
-from ..terminal import print_message
+from ..terminal import columns, print_message
 
 TRAIN = "train"  # the verb of a command without one
 
@@ -44,12 +44,26 @@ def _explanation(explained: Any, *, out: str = "explanation.png") -> str:
     return f"{explained}\n\n{', '.join([out, *map(str, files)])}"
 
 
+def _report(report: Any) -> str:
+    from ..report.tables.formats import plain  # imports torch
+
+    tables = [plain(table, columns()) for table in report.tables if table.name in PRINTED]
+    number = "1 line of results is" if report.lines == 1 else f"{report.lines} lines of results are"
+    return "\n\n".join([*filter(None, tables), f"{number} in {', '.join(map(str, report.files))}"])
+
+
 def _state(lines: dict[str, str]) -> str:
     return "\n".join(f"{subject:<18}{text}" for subject, text in lines.items())
 
 
 # What a verb prints, by its function, if not the result as text; arguments by keyword only are options too
-TEXTS: dict[str, Callable[..., str]] = {"predict": _predictions, "explain": _explanation, "doctor": _state}
+TEXTS: dict[str, Callable[..., str]] = {
+    "predict": _predictions,
+    "explain": _explanation,
+    "doctor": _state,
+    "write_report": _report,
+}
+PRINTED = ("table2", "table3", "general", "against", "uncertainty", "strong")  # tables that `report` prints
 
 # Their sources ------------------------------------------------------------------------------------------------------
 
@@ -153,10 +167,16 @@ def parser(name: str) -> ArgumentParser:
         if default == SEVERAL:
             options |= {"nargs": "*", "default": None}
         elif kind == "bool":
-            options = {"action": "store_true"}
+            flag = flag.replace("--", "--no-") if default else flag
+            help_text = f"do not {help_text}" if default else help_text
+            options = {"action": "store_false" if default else "store_true", "dest": argument}
         elif default != REQUIRED:
             options |= {"type": _type(kind), "default": default}
-            help_text += f" (default: {default})" if default else ""
+            help_text += (
+                f" (default: {','.join(default) if isinstance(default, tuple) else default})" if default else ""
+            )
+            if kind.startswith("Literal"):
+                options |= {"choices": re.findall(r"'(\w+)'", kind), "metavar": None}
         result.add_argument(flag, help=help_text, **options)
     return result
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from ..files import write_whole
 from ..models.attention import attention_layers
@@ -27,31 +28,41 @@ DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex":
 FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
 
 
+class Report(NamedTuple):
+    """What `write_report` has written."""
+
+    lines: int  # number of lines of results
+    tables: list[Table]
+    files: list[Path]
+
+
 def write_report(
-    results: Sequence[Path],
-    out: Path,
-    data_root: Path | None,
-    data: bool,
-    format: Iterable[str] = tuple(DOCUMENTS),
-    preset: str | None = None,
+    *results: str | Path,
+    out: str | Path = "outputs/report",
+    data_root: str | Path | None = None,
+    data: bool = True,
+    format: Sequence[str] = ("md", "tex", "html"),
+    preset: Literal["paper", "general", "strong"] | None = None,
     against: str | None = None,
     curves: bool = False,
     graphs: bool = False,
-) -> tuple[int, list[Table], list[Path]]:
-    """Write the report on these files of results.
+) -> Report:
+    """Write tables of lines of results: the paper's beside its published numbers, or methods by data sets.
 
     Args:
-        results: the files.
+        results: files of results, by default outputs/results.jsonl.
         out: the folder of the report.
-        data_root: the folder of the raw files for Table 1.
-        data: if true, the paper's tables include Table 1, which reads the data sets.
-        format: names of `DOCUMENTS` and `FILES`.
-        preset: "paper", "general" or "strong"; by default the paper's tables if they have a row for one of the lines,
-            and a general one of the others. With `against`, and for several settings of one method, the general one.
-        against: the row of the general table with which the others are compared.
-        curves: if true, curves.svg has the learning curves of all runs that kept them.
-        graphs: if true, a figure for each method and data set with graph labels has the attention of the test
-            graphs with the best and the worst predictions, of the first seed that kept its model.
+        data_root: the folder of the raw files for Table 1, by default $GAT_PYG_DATA, else ~/.cache/gat_pyg.
+        data: read the data sets for Table 1 of the paper's tables.
+        format: md, tex, html: one document, report.FORMAT; input, csv: a file for each table, for `\\input` in LaTeX
+            or as CSV.
+        preset: the paper's tables, methods by data sets, or experiment=strong beside published numbers. By default the
+            paper's if they have a row for one of the lines, and the general one of the others; for several settings of
+            one method the general one.
+        against: compare the other rows of the general table with this one, by t-tests.
+        curves: draw the learning curves of the runs whose folders exist, curves.svg.
+        graphs: draw the attention of the test graphs with the best and the worst predictions, for each method and data
+            set with graph labels whose folder exists, graphs-METHOD-DATASET.svg.
 
     Returns:
         The number of lines, the tables, and the files written.
@@ -61,7 +72,10 @@ def write_report(
             fit the lines.
         ImportError: if a package for figures or t-tests is missing.
     """
-    lines = [line for path in dict.fromkeys(results) for line in lines_of(path)]
+    out, unknown = Path(out), {*format} - {*DOCUMENTS, *FILES}
+    if unknown:
+        raise ValueError(f"format is {', '.join(unknown)}, expected some of {', '.join([*DOCUMENTS, *FILES])}.")
+    lines = [line for path in dict.fromkeys(results or ["outputs/results.jsonl"]) for line in lines_of(Path(path))]
     if against is not None and preset not in (None, "general"):
         raise ValueError(f"--against compares rows of the general table. Leave out --preset {preset}.")
     if preset == "strong":
@@ -69,14 +83,15 @@ def write_report(
     elif preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
         content = general_tables(lines, against)
     else:
-        counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
+        root = None if data_root is None else Path(data_root)
+        counts = {name: data_counts(name, root) for name in NAMES} if data else None
         content = paper_tables(lines, counts, others=preset is None)
     drawn = []
     if curves:
         drawn.append(out / "curves.svg")
         scores_figure(rows_of(gathered(lines)), drawn[0])
     drawn += drawn_graphs(lines, out) if graphs else []
-    return len(lines), content, write_tables(content, out, format) + drawn
+    return Report(len(lines), content, write_tables(content, out, format) + drawn)
 
 
 def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
