@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -131,22 +132,28 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def compiling_reported() -> Iterator[None]:
-    """Context manager: print a message when the first kernel is compiled, which takes seconds."""
+    """Context manager: print a message when the first kernel is compiled, and at the end how long all of them took."""
     log = logging.getLogger("gat_pyg.kernels.cpu.cache")
-    level = log.level
+    level, starts, seconds = log.level, list[float](), list[float]()
 
-    def first(record: logging.LogRecord) -> bool:
-        log.removeFilter(first)
-        rank_zero_print("Compiling the kernels for their first use")
+    def timed(record: logging.LogRecord) -> bool:
+        if record.msg.startswith("compiling"):
+            if not starts and not seconds:
+                rank_zero_print("Compiling the kernels for their first use")
+            starts.append(time.perf_counter())
+        elif record.msg.startswith("compiled") and starts:
+            seconds.append((time.perf_counter() - starts.pop()) * (not starts))  # a kernel within another one counts 0
         return True
 
-    log.addFilter(first)
+    log.addFilter(timed)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.setLevel(level)
-        log.removeFilter(first)
+        log.removeFilter(timed)
+        if seconds:
+            rank_zero_print(f"Compiled the kernels in {sum(seconds):.0f} s of the run; later runs find them")
 
 
 @contextmanager
