@@ -116,7 +116,8 @@ def lines_of(path: str | Path) -> list[Line]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(
-            f"{path} {what}. Give the results.jsonl that a run appended to, or train first: gat-pyg dataset=cora."
+            f"{path} {what}. Give the results.jsonl that a run appended to, or train first: gat-pyg dataset=digits, "
+            "which needs no download."
         )
     try:
         with warnings.catch_warnings():
@@ -126,7 +127,7 @@ def lines_of(path: str | Path) -> list[Line]:
         message = str(torn).replace(" and was left out", "")
         raise ValueError(f"{message} Delete that line, or train that seed again and then delete it.") from torn
     if not results:
-        raise ValueError(f"{path} holds no line of results. Train first: gat-pyg dataset=cora results={path}.")
+        raise ValueError(f"{path} holds no line of results. Train first: gat-pyg dataset=digits results={path}.")
     numbers = [number for number, line in enumerate(path.read_bytes().splitlines(), start=1) if line.strip()]
     return [Line(result, str(path), number) for result, number in zip(results, numbers, strict=True)]
 

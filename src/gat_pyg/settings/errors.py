@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -39,6 +40,9 @@ def message(error: Exception, training: bool = True) -> str | None:
     if isinstance(error, OmegaConfBaseException):
         return ": ".join([str(error.full_key), str(error).splitlines()[0]])
     if isinstance(error, HydraException):
+        if several := re.match(r"Ambiguous value for argument '\+*(.+?)=(.*)'", str(error)):
+            name, values = several.groups()
+            return f"{name}={values} has several values. A list is {name}=[{values}]; -m trains with each value."
         return " ".join(str(error).split("\n\n")[0].split())
     if isinstance(error, OSError) and error.filename is None and _is_of_stdout():
         return f"standard output could not be written: {error.strerror}. Results that were written to files are kept."

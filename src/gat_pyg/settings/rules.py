@@ -98,7 +98,7 @@ def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
     group, _, key = name.lower().rpartition(".")
     close = difflib.get_close_matches(name.lower(), [*map(str.lower, last)], 1, 0.8)
     close = [other for other in last if other.lower() in close]
-    close = close or [other for other in last if last[other] in difflib.get_close_matches(key, last.values(), 1, 0.7)]
+    close = close or [other for other in last if last[other] in difflib.get_close_matches(key, last.values(), 1, 0.66)]
     if close:
         return f" Did you mean {prefix}{close[0]}?"
     longer = [other for other in last if key and last[other].startswith(key)]

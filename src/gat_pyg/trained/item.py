@@ -138,10 +138,12 @@ def _position(wanted: Any, columns: Iterable[Sequence[Any]], count: int, what: s
             return len(texts) - 1 - texts[::-1].index(str(wanted)) if last else texts.index(str(wanted))
     if what == "graph" and str(wanted).isdecimal() and int(wanted) < count:
         return int(wanted)
-    known = [str(name) for column in columns for name in column] or ["0", str(count - 1)]
+    known = [str(name) for column in columns for name in column]
     close = [] if str(wanted).isdecimal() else get_close_matches(str(wanted), known, 1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ValueError(f"There is no {what} {wanted} among {count:,}, such as {known[0]} and {known[-1]}.{hint}")
+    named = known and known != [*map(str, range(count))]
+    expected = f"such as {known[0]} and {known[-1]}" if named else f"expected 0 to {count - 1}"
+    raise ValueError(f"There is no {what} {wanted} among {count:,}, {expected}.{hint}")
 
 
 class Goal(NamedTuple):

@@ -40,7 +40,7 @@ def read(path: str | Path) -> tuple[Path, Any]:
     if not isinstance(path, (str, Path)) or not str(path):
         raise ValueError(f"The path is {path!r}, expected that of a .pt or .npz file, or of a folder of .npy files.")
     path = Path(os.path.expanduser(path))
-    if not path.exists() and path.suffix in ("", ".pt", ".npz"):
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
     endings = {file.suffix.lower() for file in path.iterdir()} if path.is_dir() else set()
     of_graphs = {*SEVERAL} & endings and ".npy" not in endings
