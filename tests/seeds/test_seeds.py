@@ -857,7 +857,7 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str])
     for line in lines[1:-1]:
         assert " to " not in line or len({*re.findall(r"(\S+) to (\S+) %", line)[0]}) == 2
         assert re.fullmatch(
-            r"mine  epoch \d+  \d/6 running  val (\d+\.\d to )?\d+\.\d %  over \d+ s left  [\d.]+ m?s/epoch",
+            r"mine  epoch \d+  \d/6 running  val (\d+\.\d to )?\d+\.\d %  at least \d+ s left  [\d.]+ m?s/epoch",
             line,
         ), line
     running = [int(re.search(r"(\d)/6 running", line)[1]) for line in lines]

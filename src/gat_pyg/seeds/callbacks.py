@@ -188,9 +188,9 @@ class EachProgress(Progress):
         if scores := [metrics[name] for _, metrics in running if (name := f"val_{metric.name}") in metrics]:
             parts.append(f"val {metric.range(min(scores), max(scores))}")
         if running and (seconds := self.seconds_per_epoch(trainer)):
-            epochs = max(rule.left for rule, _ in running)  # at least: each improvement adds to it
+            epochs = max(rule.left for rule, _ in running)  # each improvement adds to it
             epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs
-            parts.append(f"over {_duration(seconds * epochs)} left")
+            parts.append(f"at least {_duration(seconds * epochs)} left")
         return parts
 
 

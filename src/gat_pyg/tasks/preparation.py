@@ -336,7 +336,7 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
     if difference is not None:
         names = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
         warnings.warn(
-            f"The features seem to be prepared differently: {difference}. "
+            f"The features have changed since the training, or are prepared differently: {difference}. "
             + (
                 f"The run's data were prepared by {', '.join(names)}, which gat_pyg.predict(run_dir, data) and "
                 "model.preparation(data) apply."

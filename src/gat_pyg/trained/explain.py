@@ -126,7 +126,7 @@ def explain(
 
     - `attention`: the share of what the explained node receives that passes over the edge (`FlowExplainer`);
     - `gradient`: the derivative of the prediction by the weight of the edge's messages (`GradientExplainer`);
-    - `gnn_explainer`: the mask that PyG's `GNNExplainer` learns in 200 epochs;
+    - `gnn_explainer`: the mask that PyG's `GNNExplainer` learns in 200 epochs, 0 to 1 for each direction of an edge;
     - `occlusion`: what the prediction loses if the edge is removed (`OcclusionExplainer`). Of more than 1,000 rows,
       those with the largest gradients are removed, and the others have 0.
 

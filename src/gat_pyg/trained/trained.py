@@ -100,7 +100,9 @@ class Trained:
     @cached_property
     def task(self) -> Task:
         """The task that the run was trained on, read again."""
-        return task_of(next(iter(self.folders.values())), self.trust)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on this data, printed by the training
+            return task_of(next(iter(self.folders.values())), self.trust)
 
     @cached_property
     def settings(self) -> Settings:
