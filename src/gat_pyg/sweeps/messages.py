@@ -29,6 +29,7 @@ STOPPED = {  # by training.criterion
     "loss": "the loss did not improve",
 }
 ENDS = ("src", "dst")
+FEW = 30  # test rows, of which a message says that their score is uncertain
 LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 
@@ -170,7 +171,9 @@ def split_line(task: Task, split: Split) -> str:
     choices = ", ".join(f"split.{key}" for key in unset)
     by = "scaffolds" if split.scaffold else split.time or "their order"
     how = "at random with split.seed" if "seed" in (task.split_arguments or ()) else f"by {by}"
-    return f"{task.name}: {counts} for training, validation and test, {how}; or choose {choices}"
+    tested = len(task.labels("test"))
+    few = f". A score of {tested} test rows is very uncertain" if tested < FEW else ""
+    return f"{task.name}: {counts} for training, validation and test, {how}; or choose {choices}{few}"
 
 
 def titles(overrides: Sequence[Sequence[str]]) -> list[str]:

@@ -22,11 +22,12 @@ from ..tasks.objective import Objective
 from ..terminal import CLEAR, columns
 from .stopping import PaperStopping
 
-QUIET = (  # messages of Lightning and torch that need no action here
+QUIET = (  # messages of libraries that need no action here
     "There is a performance drop because we have not yet implemented the batching rule",  # torch, of a stack
     r".*LeafSpec.* is deprecated",
     r"The '(train|val|test)_dataloader' does not have many workers",
     r"Sparse CSR tensor support is in beta state",
+    r"No (positive|negative) samples in targets",  # torchmetrics, of a few rows: the score is NaN
 )
 
 
