@@ -38,7 +38,6 @@ def test_mean_and_deviation_are_of_the_newest_setting_and_the_newest_line_of_eac
     assert (old.setting, old.values) == ("old", [10.0, 20.0])
     table = named(lines, "table2")
     assert row_of(table, "GAT")[1:4] == ["83.0 ± 1.4 (2)", "83.0 ± 0.7 (100)", "0.0"]
-    assert any("config_hash new" in note and "old (2 runs)" in note for note in table.notes)
 
 
 @given(st.permutations(range(8)))
