@@ -44,10 +44,20 @@ def test_a_decoder_has_one_output_for_each_pair_and_gradients(name: str) -> None
         assert link_decoder(name, 4, 2).double()(z, PAIRS).shape == (5, 2)
 
 
-def test_the_product_is_symmetric_and_concatenation_is_not() -> None:
-    symmetric, directed = Perceptron(4, num_layers=3).double(), Perceptron(4, combine="concat").double()
+def test_the_product_is_symmetric_and_concatenation_begins_with_src() -> None:
+    symmetric, directed = Perceptron(4, num_layers=3).double(), Perceptron(4, num_layers=1, combine="concat").double()
     assert_close(symmetric(Z, PAIRS), symmetric(Z, PAIRS)[SWAPPED])
-    assert not torch.allclose(directed(Z, PAIRS), directed(Z, PAIRS)[SWAPPED])
+    assert_close(directed(Z, PAIRS), directed.lins[0](torch.cat([Z[PAIRS[0]], Z[PAIRS[1]]], 1))[:, 0])
+
+
+@pytest.mark.parametrize("name", ["dot", "bilinear", "mlp"])
+def test_the_scores_of_all_pairs_are_those_of_each(name: str) -> None:
+    decoder = link_decoder(name, 4).double()
+    for weight in decoder.parameters():
+        nn.init.normal_(weight)  # biases too
+    src, dst = torch.meshgrid(torch.arange(3), torch.arange(3, 7), indexing="ij")
+    each = decoder(Z, torch.stack([src.flatten(), dst.flatten()])).view(3, 4)
+    assert_close(decoder.of_all_pairs(Z[:3], Z[3:]), each)  # type: ignore[operator]
 
 
 def test_a_deep_decoder_adds_its_input_to_hidden_layers_and_ranks_in_full_precision() -> None:
