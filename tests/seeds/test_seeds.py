@@ -6,8 +6,10 @@ import collections
 import copy
 import csv
 import functools
+import itertools
 import re
 import signal
+import types
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -847,7 +849,9 @@ def test_trainings_that_would_not_be_those_of_each_seed_are_errors(arguments: di
 # Output -------------------------------------------------------------------------------------------------------------
 
 
-def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str]):
+def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # a second for each epoch
+    monkeypatch.setattr("gat_pyg.seeds.callbacks.time", clock)
     members = of_seeds(range(6), Optimisation(0.01), patience=4)
     stopping = EachStopping(members)
     module = Stacked([_built(member, MAKES["MLP"]) for member in members], members)
@@ -862,6 +866,7 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str])
         ), line
     running = [int(re.search(r"(\d)/6 running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
+    assert sum(stopping.seconds.values()) == pytest.approx(max(rule.epoch for rule in stopping.rules.values()))
 
 
 def test_seeds_without_a_finite_epoch_warn_and_keep_the_last_weights():
