@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,45 +20,6 @@ Backend: TypeAlias = Literal["auto", "fused", "segment", "reference"]
 BACKENDS = ("auto", "fused", "segment", "reference")
 
 
-@overload
-def attend(
-    x: Tensor,
-    score: Score,
-    edges: Edges | EdgeList,
-    *,
-    edge_weight: Tensor | None = ...,
-    dropout: float | Tensor = ...,
-    backend: Backend = ...,
-    return_attention_weights: Literal[False] = ...,
-) -> Tensor: ...
-
-
-@overload
-def attend(
-    x: Tensor,
-    score: Score,
-    edges: Edges | EdgeList,
-    *,
-    edge_weight: Tensor | None = ...,
-    dropout: float | Tensor = ...,
-    backend: Backend = ...,
-    return_attention_weights: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def attend(
-    x: Tensor,
-    score: Score,
-    edges: Edges | EdgeList,
-    *,
-    edge_weight: Tensor | None = ...,
-    dropout: float | Tensor = ...,
-    backend: Backend = ...,
-    return_attention_weights: bool,
-) -> Tensor | tuple[Tensor, Tensor]: ...
-
-
 def attend(
     x: Tensor,
     score: Score,
@@ -68,7 +29,7 @@ def attend(
     dropout: float | Tensor = 0.0,
     backend: Backend = "auto",
     return_attention_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     r"""Attend over every neighbourhood: equations (2) and (4) of Veličković et al. (ICLR 2018), for any score e_ij.
 
     .. math::

@@ -85,7 +85,7 @@ def _source(name: str) -> ast.FunctionDef:
     module = gat_pyg.PUBLIC.get(name, "command.verbs")
     path = Path(__file__).parents[1] / f"{module.replace('.', '/')}.py"
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    return [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name][-1]  # after overloads
+    return next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
 
 
 @functools.cache

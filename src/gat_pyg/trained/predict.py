@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,33 +21,6 @@ from ..tasks.objective import Objective, any_known
 from .top_links import top_links
 from .trained import Seed, Trained, labels_of, without_labels
 from .uncertainty import Calibration, calibration_of
-
-
-@overload
-def predict(
-    run_dir: str | Path,
-    data: Data | Sequence[Data],
-    out: None = None,
-    *,
-    seed: Seed = None,
-    model: nn.Module | None = None,
-    trust: bool = False,
-) -> Tensor: ...
-
-
-@overload
-def predict(
-    run_dir: str | Path,
-    data: Any = None,
-    out: str | Path | None = None,
-    *,
-    seed: Seed = None,
-    model: nn.Module | None = None,
-    top_k: int | None = None,
-    level: float | None = None,
-    keep: Sequence[str] = (),
-    trust: bool = False,
-) -> Any: ...
 
 
 @torch.no_grad()
