@@ -23,7 +23,8 @@ from gat_pyg.runs.process import check_gpus
 from gat_pyg.runs.task import build_task
 from gat_pyg.runs.unused import check_effects
 from gat_pyg.settings.factory import Factory
-from gat_pyg.settings.hashing import flattened
+from gat_pyg.settings.hashing import data_settings, flattened
+from gat_pyg.settings.options import Split
 from gat_pyg.settings.overrides import names_of, translated
 from gat_pyg.settings.settings import INTERNAL, Settings, rules
 from gat_pyg.tasks.links import LinkLabels
@@ -306,3 +307,9 @@ def test_each_fold_is_an_argument_of_the_data():
     settings = Settings.parse(composed_for("gat", "smiles", "split.folds=3")).on_split(2)
     assert settings.dataset.values["fold"] == settings.split.fold == 2
     settings.dataset.check()
+
+
+def test_every_setting_of_a_split_but_its_number_distinguishes_data():
+    names = {field.name for field in dataclasses.fields(Split)}
+    chosen = {name for name in names if data_settings({f"split.{name}": 3})}
+    assert names - chosen == {"split", "fold"}
