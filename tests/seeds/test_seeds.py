@@ -849,13 +849,16 @@ def test_trainings_that_would_not_be_those_of_each_seed_are_errors(arguments: di
 # Output -------------------------------------------------------------------------------------------------------------
 
 
-def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_progress_shows_seeds_range_and_time_and_metrics_end_with_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)  # a second for each epoch
     monkeypatch.setattr("gat_pyg.seeds.callbacks.time", clock)
     members = of_seeds(range(6), Optimisation(0.01), patience=4)
-    stopping = EachStopping(members)
+    stopping = EachStopping(members, compact_at=0.9)  # the stack keeps members that have stopped
     module = Stacked([_built(member, MAKES["MLP"]) for member in members], members)
-    trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
+    callbacks = [EachMetrics([tmp_path / f"{member.seed}.csv" for member in members], stopping), stopping]
+    trainer(*callbacks, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine  epoch 1  6/6 running  val \d+\.\d to \d+\.\d %", lines[0]), lines[0]
     for line in lines[1:-1]:
@@ -866,7 +869,9 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str],
         ), line
     running = [int(re.search(r"(\d)/6 running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
-    assert sum(stopping.seconds.values()) == pytest.approx(max(rule.epoch for rule in stopping.rules.values()))
+    epochs = [rule.epoch for rule in stopping.rules.values()]
+    assert sum(stopping.seconds.values()) == pytest.approx(max(epochs))
+    assert [len((tmp_path / f"{member.seed}.csv").read_text().splitlines()) - 1 for member in members] == epochs
 
 
 def test_seeds_without_a_finite_epoch_warn_and_keep_the_last_weights():
