@@ -97,9 +97,11 @@ def test_labels_of_some_graphs_folds_and_a_column_of_splits(tmp_path: Path):
     frame = pd.read_csv(tmp_path / "graphs.csv").assign(part=["train"] * 12 + ["val"] * 4 + ["test"] * 4)
     frame["file"] += ".graphml"
     frame.loc[0, "ring"] = None
+    frame["acid"] = [1, 3] * 10  # a feature of the graphs, beside their readout
     frame.drop(index=1).to_csv(tmp_path / "some.csv", index=False)
     task = tables(graph=forms["graphml"]["graph"], graphs=tmp_path / "some.csv", target="ring", column="part")
     assert [len(task.graphs(split)) for split in ("train", "val", "test")] == [10, 4, 4]
+    assert task.train[0].graph_attr.shape == (1, 1) and "1 feature of graphs: acid" in task.notes[0]
     assert "1 of 19 graphs have no known label" in " ".join(task.notes)
     rows = read_rows(task.preparation)
     assert rows.ids["graph"][0] == "m00.graphml" and rows.graphs[0].y.tolist() == [-1] and len(rows.graphs) == 19

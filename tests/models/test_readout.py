@@ -14,10 +14,12 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
 
 from gat_pyg import GAT, load
+from gat_pyg.data import from_dataset
 from gat_pyg.models import Readout
 from gat_pyg.runs.model_file import save_model
 from gat_pyg.runs.network import build_model
 from gat_pyg.settings.factory import ModelFactory
+from gat_pyg.tasks.model import Inputs
 from gat_pyg.trained.predict import predict
 from tests.objectives import labelled_graphs
 
@@ -39,6 +41,9 @@ READOUTS: dict[str, Callable[[], Readout]] = {
     "attentional of GAT": lambda: Readout(GAT(6, 4, None, 2, num_layers=2), "attentional", out_channels=3),
     "set2set of GIN": lambda: Readout(GIN(6, 8, 2), "set2set", out_channels=3),
     "softmax of GAT": lambda: Readout(GAT(6, 4, None, 2, num_layers=2), "softmax", out_channels=3),
+    "counts of GIN": lambda: Readout(
+        GIN(6, 8, 2), out_channels=3, columns={"categories": [3, *[0] * 5], "mean": [0.0] * 5, "std": [1.0] * 5}
+    ),
     "several of GIN": lambda: Readout(GIN(6, 8, 2), ["mean", "max", "set2set"], out_channels=3),
 }
 
@@ -68,6 +73,34 @@ def test_an_attentional_readout_is_a_softmax_of_a_linear_gate():
     h = model.model(data.x, data.edge_index)
     gate = model.aggr.gate_nn(h).softmax(0)
     torch.testing.assert_close(model(data.x, data.edge_index), model.lin((gate * h).sum(0, keepdim=True)))
+
+
+def test_columns_count_categories_and_do_not_depend_on_the_order_of_nodes():
+    draw = torch.Generator().manual_seed(0)
+    graphs = []
+    for N in (3, 6, 9):
+        x = torch.cat([torch.randint(4, (N, 1), generator=draw), torch.randn(N, 1, generator=draw)], 1)
+        edge_attr = torch.randint(3, (2 * N, 1), generator=draw).float()
+        edges = torch.randint(N, (2, 2 * N), generator=draw)
+        graphs.append(Data(x, edges, edge_attr, y=torch.tensor([N % 2]), graph_attr=torch.tensor([[float(N), 1.0]])))
+    task = from_dataset([*graphs, *graphs], val=2, test=1)
+    settings = {"_target_": "gat_pyg.models.GAT", "hidden_channels": 4, "heads": 2, "num_layers": 2, "head_layers": 1}
+    factory = ModelFactory("model", {**settings, "readout": ["mean", "count"]})
+    model: Any = build_model(factory, task).model.eval()
+    inputs = Inputs.of(model)
+    raw = torch.cat([inputs.call(model.columns.raw, data) for data in task.train])
+    nodes = torch.stack([(data.x[:, :1] == torch.arange(4)).sum(0) for data in task.train])
+    bonds = torch.stack([(data.edge_attr == torch.arange(3)).sum(0) for data in task.train])
+    sizes = torch.stack([nodes.sum(1), bonds.sum(1)], 1)
+    torch.testing.assert_close(raw[:, :-2].expm1(), torch.cat([sizes, nodes, bonds], 1).float())
+    std = raw.std(0, correction=0)
+    scaled = inputs.call(model.columns, Batch.from_data_list(task.train))
+    torch.testing.assert_close(scaled, (raw - raw.mean(0)) / std.where(std > 1e-6, torch.inf), atol=1e-5, rtol=1e-5)
+    data, order = graphs[2], torch.randperm(9, generator=draw)
+    other = Data(data.x[order], order.argsort()[data.edge_index], data.edge_attr, graph_attr=data.graph_attr)
+    torch.testing.assert_close(inputs.call(model, other), inputs.call(model, data))
+    with pytest.raises(ValueError, match=r"graph_attr has 0 columns for each graph, expected \(G, 2\) as in training"):
+        model(data.x, data.edge_index, data.edge_attr)
 
 
 def test_errors():

@@ -58,7 +58,7 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     pairs = file("links.npz", "task=link_prediction")
     assert [each.model.get("encoder") for each in (nodes, words, graphs, pairs)] == [64, None, 64, 64]
     assert [each.training.batch_size for each in (nodes, graphs)] == [1, 32]
-    assert graphs.model.get("readout") == ["mean", "sum", "max"] and "readout" not in nodes.model.values
+    assert graphs.model.get("readout") == ["mean", "sum", "max", "count"] and "readout" not in nodes.model.values
     every = (nodes, words, graphs, pairs)
     assert [each.model.get("norm") for each in every] == ["layer", "layer", "batch", "batch"]
     assert [each.model.get("pre_linear") for each in every] == [True, True, None, None]

@@ -55,7 +55,7 @@ ALL: Mapping[str, Any] = {
 BY_ITEM: Mapping[str, Mapping[str, Any]] = {
     "node": {},
     "edge": {},
-    "graph": {"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
+    "graph": {"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max", "count"]},
     "link": {"model.decoder": "mlp"},
 }
 # Of labels of nodes and edges: in one graph, statistics of all nodes would depend on the features of the test

@@ -6,22 +6,29 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..data.collate import Collate
 from ..models.baselines import MLP
 from ..models.encoders import Column, Encoder, columns_of
 from ..models.gat import GAT
+from ..models.readout import GraphFeatures
 from ..seeds.fitting import seeded
 from ..settings.factory import Factory, ModelFactory
 from ..settings.rules import similar
 from ..settings.settings import Settings
+from ..tasks.model import FIELDS, Inputs
+from ..tasks.scaling import scale
 from ..tasks.task import Task
 from .model_file import check_dtypes
 from .warm_start import Earlier, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
+CHUNK = 4096  # graphs that are counted at a time
+COUNT = "count"  # a readout: numbers of nodes and edges of each category
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts edge labels
 Options = dict[str, Any]  # arguments of a class
 Around = Options | None  # of what is put around the network, if it is
@@ -157,9 +164,27 @@ def _readout(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
             f"{kind.__name__} use one of {', '.join(LINEAR)}."
         )
     head = ("head_layers", "dropout", "act") if factory.get("head_layers") is not None else ()
-    return {"aggr": aggr, "out_channels": task.num_classes} | {
-        key: factory.arguments[key] for key in head if key in factory.values
-    }
+    listed = [aggr] if isinstance(aggr, str) else [*aggr]
+    pooled = [name for name in listed if name != COUNT]
+    options = {"aggr": aggr if len(pooled) == len(listed) else pooled, "out_channels": task.num_classes}
+    if columns := _graph_features(task, COUNT in listed):
+        options["columns"] = columns
+    return options | {key: factory.arguments[key] for key in head if key in factory.values}
+
+
+def _graph_features(task: Task, counts: bool) -> Around:
+    """Return the arguments of `GraphFeatures`, None without any columns: counts, and those of `graph_attr`."""
+    has_own = "graph_attr" in task.train[0]
+    if not counts and not has_own:
+        return None
+    categories = [*_columns(task, "x"), *[0] * task.num_encodings] if counts else None
+    of_edges = _columns(task, "edge_attr") if counts and task.edge_dim is not None else None
+    options: Options = {"categories": categories, "edge_categories": of_edges}
+    inputs, count = Inputs(frozenset({"edge_index", *FIELDS, "batch", "batch_size"})), GraphFeatures(**options).raw
+    parts, collate = torch.arange(len(task.train)).split(CHUNK), Collate(task.train)
+    rows = torch.cat([inputs.call(count, collate(part.tolist())) for part in parts]).double()
+    std = scale(rows.std(0, correction=0), rows.mean(0), torch.float32)
+    return options | {"mean": rows.mean(0).tolist(), "std": std.tolist()}
 
 
 def _columns(task: Task, key: str) -> list[Column]:

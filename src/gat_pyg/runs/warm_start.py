@@ -21,7 +21,7 @@ from .model_file import arguments_of, described, fill_with, model_file, read, se
 from .result import CONFIG, settings_in
 
 # Arguments of a model that are computed from its training data
-FITTED = ("categories", "edge_categories", "edge_dim", "learn_edges", "deg")
+FITTED = ("columns", "categories", "edge_categories", "edge_dim", "learn_edges", "deg")
 
 
 class Earlier(NamedTuple):

@@ -18,7 +18,7 @@ LABELS = {  # settings of `model` that name it in results, not arguments of its 
 }
 AROUND = {  # settings of `model` for what is put around the network
     "encoder": "the width of an encoder of the features, or {channels: 64, init: orthogonal}: gat_pyg.models.Encoder",
-    "readout": "the aggregation over the nodes of a graph, such as mean, sum or attentional: gat_pyg.models.Readout",
+    "readout": "the aggregation over the nodes of a graph, such as mean, attentional or count: gat_pyg.models.Readout",
     "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
 }
 NAMESAKES = ("GAT",)  # our classes that have the name of a PyG class

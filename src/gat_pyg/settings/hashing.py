@@ -35,10 +35,8 @@ UNHASHED = frozenset(  # settings in these groups that do not determine it
         "trainer.max_epochs",  # see `learnt`
     }
 )
-ADDED: dict[str, Any] = {
-    "dataset.missing": [],
-    "dataset.graphs": None,
-}  # arguments that came later: they change no hash
+# Arguments that came later, which change no recorded hash
+ADDED: dict[str, Any] = {"dataset.missing": [], "dataset.graphs": None, "dataset.descriptors": None}
 OF_TABLES = {"dataset.folds": None}  # likewise
 # Settings of the groups `split` and `dataset` that determine the data of each split
 DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold", "file", "draws")

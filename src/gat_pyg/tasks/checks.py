@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from .objective import MASKS, Objective
 
-KEYS = ("x", "edge_index", "edge_attr", "y", *MASKS)
+KEYS = ("x", "edge_index", "edge_attr", "graph_attr", "y", *MASKS)
 NOTHING_KNOWN = ": no node has a known label, so there is nothing to learn."
 
 

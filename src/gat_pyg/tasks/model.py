@@ -53,7 +53,8 @@ def members(model: nn.Module) -> Members:
 
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-BY_NAME = ("edge_attr", "edge_label_index", "edge_label_attr", "batch", "batch_size")  # arguments that are no edges
+FIELDS = ("edge_attr", "edge_label_index", "edge_label_attr", "graph_attr")  # of a graph that are passed by name
+BY_NAME = (*FIELDS, "batch", "batch_size")  # arguments that are no edges
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,13 @@ class Inputs:
 
         Args:
             model: the model, or a function with the same arguments.
-            data: `edge_attr` and the pairs `edge_label_index` and `edge_label_attr` are passed where they are known;
-                `batch` and `batch_size` for a batch of graphs (`graph_of_nodes`).
+            data: `edge_attr`, `graph_attr` and the pairs `edge_label_index` and `edge_label_attr` are passed where they
+                are known; `batch` and `batch_size` for a batch of graphs (`graph_of_nodes`).
             per_hop: if true, pass the numbers of nodes and edges per hop of a sampled batch or a receptive field.
         """
         if self.takes_data:
             return model(data)
-        keys = self.names & {"edge_attr", "edge_label_index", "edge_label_attr"}
+        keys = self.names & {*FIELDS}
         options: dict[str, Any] = {key: data[key] for key in keys if key in data}
         if (graphs := graph_of_nodes(data)) is not None:
             options["batch"], options["batch_size"] = graphs

@@ -28,8 +28,9 @@ SIZES = ((1, 0, 1, 1), (5, 3, 2, 3), (60, 400, 7, 20), (1000, 5000, 32, 500))  #
 TRACED = (10, 30, 3, 7)  # those of the inputs that torch traces
 CALLS = 20  # of which the median is the latency
 AXES = {"x": 0, "edge_index": 1, "edge_attr": 0, "batch": 0, "edge_label_index": 1, "edge_label_attr": 0}  # of any size
+AXES["graph_attr"] = 0
 ROWS = {"node": "nodes", "edge": "pairs", "graph": "graphs", "link": "pairs"}
-SIZE_OF = {"x": "nodes", "edge_index": "edges", "edge_attr": "edges", "batch": "nodes"}
+SIZE_OF = {"x": "nodes", "edge_index": "edges", "edge_attr": "edges", "batch": "nodes", "graph_attr": "graphs"}
 
 Inference = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -68,7 +69,7 @@ def export(
     The output `predictions` is that of `predict`: probabilities, or targets in the unit of the training data, with a
     row for each node, pair or graph. Graphs may have any size. Inputs are passed by name: `x` `[N, F]`, `edge_index`
     `[2, E]`, and where the run has them `edge_attr` `[E, D]`, `batch` `[N]` (the graph of each node),
-    `edge_label_index` `[2, L]` and `edge_label_attr` `[L, D]`.
+    `edge_label_index` `[2, L]`, `edge_label_attr` `[L, D]` and `graph_attr` `[G, D]`, such as descriptors of molecules.
 
     The file standardises and normalises features as the run did. It does not compute encodings or change edges. The
     JSON file beside it, `PATH.json`, lists what has to be done before (`before`), and describes the inputs and the
@@ -142,6 +143,7 @@ class Prepared(nn.Module):
             "batch": None if objective.item == "graph" else 0,
             "edge_label_index": None if objective.has_pairs else 0,
             "edge_label_attr": getattr(model, "pair_dim", None) or 0,
+            "graph_attr": getattr(getattr(model, "columns", None), "graph_dim", 0),
         }
         self.widths = {key: width for key, width in widths.items() if width != 0}
         self.categories: dict[str, Sequence[Any]] = {
@@ -158,6 +160,7 @@ class Prepared(nn.Module):
         batch: Tensor | None = None,
         edge_label_index: Tensor | None = None,
         edge_label_attr: Tensor | None = None,
+        graph_attr: Tensor | None = None,
     ) -> Tensor:
         """Return the predictions for features that are not transformed yet; encodings are the last columns of x."""
         num_features, num_graphs = self.preparation.num_features, None
@@ -168,8 +171,8 @@ class Prepared(nn.Module):
         if batch is not None:
             num_graphs = batch.max().item() + 1
             torch._check(num_graphs >= 1)
-        pairs = {"edge_label_index": edge_label_index, "edge_label_attr": edge_label_attr}
-        out: Tensor = self.predictor(x, edge_index, edge_attr, batch=batch, batch_size=num_graphs, **pairs)
+        others = {"edge_label_index": edge_label_index, "edge_label_attr": edge_label_attr, "graph_attr": graph_attr}
+        out: Tensor = self.predictor(x, edge_index, edge_attr, batch=batch, batch_size=num_graphs, **others)
         return out
 
     def example(self, N: int, E: int, G: int, L: int, draw: torch.Generator) -> dict[str, Tensor]:
@@ -198,6 +201,7 @@ class Prepared(nn.Module):
         inputs = {
             **{"x": x, "edge_index": pairs(E), "edge_attr": columns("edge_attr", E), "batch": graphs},
             **{"edge_label_index": pairs(L), "edge_label_attr": columns("edge_label_attr", L)},
+            "graph_attr": columns("graph_attr", G),
         }
         return {key: inputs[key] for key in self.widths}
 

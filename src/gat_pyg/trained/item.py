@@ -15,7 +15,7 @@ from torch_geometric.utils import is_undirected
 from ..data.rows import reader_of
 from ..graph.subgraph import receptive_field
 from ..tasks.edges import complete_pairs
-from ..tasks.model import members
+from ..tasks.model import FIELDS, members
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
 from ..tasks.preparation import check_now
@@ -35,8 +35,7 @@ class Item(NamedTuple):
     @property
     def options(self) -> dict[str, Tensor]:
         """The arguments of the model beside x and edge_index."""
-        keys = ("edge_attr", "edge_label_index", "edge_label_attr")
-        return {key: self.graph[key] for key in keys if self.graph.get(key) is not None}
+        return {key: self.graph[key] for key in FIELDS if self.graph.get(key) is not None}
 
     def call(self, model: nn.Module, x: Tensor | None = None) -> Tensor:
         """Return the output of a model for this graph, or for other features of its nodes."""

@@ -57,6 +57,8 @@ def graphs_of(union: Data, task: str | None, name: str) -> list[Data]:
         _fill(graphs, "edge_label_index", [pairs_of for pairs_of, _ in pairs])
         for key in {"edge_label", "edge_label_attr"} & set(union.keys()):
             _fill(graphs, key, _rows(union[key], [i for _, i in pairs], M, f"{name}: {key}", "pairs"))
+    if "graph_attr" in union:
+        _fill(graphs, "graph_attr", _rows(union.graph_attr, rows["graph"], G, f"{name}: graph_attr", "graphs"))
     if union.y is not None:
         item = _item(union.y, {"node": N, "graph": G, "edge": E}, task, name)
         key = "edge_label" if item == "edge" and "edge_label" not in union else "y"

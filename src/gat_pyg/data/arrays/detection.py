@@ -198,6 +198,8 @@ def tidy(data: Data, y: Tensor, split: int | None, name: str) -> Data:
         if data.get(key) is not None:
             features = data[key].to(dtype)
             graph[key] = features[:, None] if features.dim() == 1 else features  # [E, 1]
+    if data.get("graph_attr") is not None:
+        graph.graph_attr = data.graph_attr.to(dtype).view(1, -1)
     if isinstance(data.get("smiles"), str):
         graph.smiles = data.smiles  # the name of a molecule in figures and predictions
     if "edge_label_index" in data:

@@ -24,9 +24,11 @@ from ..tables.files import check_columns, file_of, named, read_table, where
 from ..tables.graph import presented
 from ..tables.split_columns import masks_of_rows, warn_of_splits
 from ..tables.targets import Targets
+from .descriptors import descriptors as descriptors_of
 
 NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "smi", "structure", "molecule", "mol")  # of the column
 LISTED = 3  # rows in a message
+FEW = 10_000  # molecules for which descriptors are computed by default
 
 
 def smiles(
@@ -35,6 +37,7 @@ def smiles(
     smiles: str | None = None,
     invalid: Literal["error", "skip"] = "error",
     missing: Sequence[Any] = (),
+    descriptors: bool | None = None,
     val: int | None = None,
     test: int | None = None,
     seed: int = 0,
@@ -62,6 +65,8 @@ def smiles(
         smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
         invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.
         missing: values of targets that are unknown, such as "?".
+        descriptors: if true, `graph_attr` `[1, D]` has RDKit's descriptors, which stand beside the readout; None: if
+            there are at most 10,000 molecules.
         val, test, seed, folds, fold: arguments of a random split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
@@ -100,6 +105,7 @@ def smiles(
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
     source |= {"missing": [*labels.missing]} if labels.missing else {}
     source |= {"split": column} if column is not None else {}
+    source |= {"descriptors": len(frame) <= FEW if descriptors is None else descriptors}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
     frame, by_row, mols, _, notes = _read(frame, source)
     graphs = [*by_row.values()]
@@ -250,6 +256,8 @@ def _read(frame: Any, source: Mapping[str, Any]) -> _Read:
     (y,) = objective_for([y], "graph", goal).convert([y], file)
     for graph, row in zip(graphs.values(), y.split(1), strict=True):
         graph.y = row
+        if source.get("descriptors"):
+            graph.graph_attr = torch.from_numpy(descriptors_of([graph.smiles]))
     return _Read(frame, graphs, mols, reasons, notes)
 
 

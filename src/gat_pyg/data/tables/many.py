@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from ...files import needs
 from ..arrays.batched_graphs import graphs_of
 from ..splits import draw_graphs, fold_graphs, masks_of
+from .features import Features
 from .files import file_of, frame_of, missing_column, named, refuse
 from .graph import Ids, Tables, check_distinct, numbered, positions, read_ids, rows_graph, with_messages
 from .programs import are_graphs, graphs_tables, is_graph
@@ -91,6 +92,8 @@ def divided(of: Tables, source: Mapping[str, Any], is_later: bool = True, **othe
     """Return the graphs of tables, with rows of labels or masks `[G]` in `others`."""
     union = with_messages(rows_graph(of, source, is_later), source)
     union.update({"batch": torch.from_numpy(of.batch), **others})
+    if columns := source["columns"].get("graph"):
+        union.graph_attr = Features(columns, missing=source["missing"])(of.graphs, is_later)
     return graphs_of(union, "graph", file_of(of.graphs))
 
 

@@ -162,7 +162,7 @@ def tables(
         raise ValueError(f"dataset.positive is {positive}, but that of the earlier run is {labels.names[-1]}. Omit it.")
 
     fitted: dict[str, Features] = {}
-    for each, left_out in (("node", [roles.id]), ("edge", [roles.src, roles.dst])):
+    for each, left_out in (("node", [roles.id]), ("edge", [roles.src, roles.dst]), ("graph", [])):
         if (frame := of.of(each)) is None:
             continue
         if like is not None and each not in like["columns"]:
@@ -171,7 +171,7 @@ def tables(
         names = [name for name in frame.columns if name not in left_out]
         is_split = masks and each == ("edge" if item == "link" else item)
         rows = masks["train_mask"].numpy() if is_split else np.ones(len(frame), bool)
-        if item == "graph":
+        if item == "graph" != each:
             rows = masks["train_mask"].numpy()[of.graph_of(each)]
         earlier = None if like is None else like["columns"][each]
         fitted[each] = Features.of_table(frame, names, rows, categories, missing, earlier)
