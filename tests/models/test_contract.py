@@ -12,7 +12,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from gat_pyg.models import GAT, Encoded, LinkScores, Readout
+from gat_pyg.models import GAT, Change, Encoded, LinkScores, Readout
 from gat_pyg.models.baselines import GCN, MLP
 from gat_pyg.paper.methods.chebyshev import Chebyshev
 from gat_pyg.paper.methods.manireg import ManiReg
@@ -201,6 +201,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "Readout": Readout,
     "Encoded": lambda model: Encoded(model, 5, [0] * 5, [0, 0]),
     "LinkScores": lambda model: LinkScores(model, 3),
+    "Change": lambda model: Change(model, [0, 2], [2] * 3, [0.0] * 3, [1.0] * 3),
 }
 
 

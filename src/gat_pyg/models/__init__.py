@@ -2,6 +2,7 @@
 
 from .attention import attention_of as attention_of
 from .block import Block as Block
+from .change import Change as Change
 from .decoders import link_decoder as link_decoder
 from .encoders import Encoded as Encoded
 from .encoders import Encoder as Encoder

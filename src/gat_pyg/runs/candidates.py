@@ -18,6 +18,7 @@ from ..tasks.encodings import GraphColumns
 from ..tasks.metrics import metric_named
 from ..tasks.task import Task
 from ..training.progress import quiet
+from .network import earlier_values
 from .result import Result
 from .sequential import one_run
 from .task import READ, data_key, prepared, read_task, with_loss
@@ -39,6 +40,10 @@ def _has_columns(task: Task, settings: Settings) -> bool:
     return task.objective.item in ("node", "edge") and GraphColumns().has_statistics(task.train[0].x)
 
 
+def _has_earlier_values(task: Task, settings: Settings) -> bool:
+    return bool(earlier_values(task)[0])
+
+
 def _has_neighbours(task: Task, settings: Settings) -> bool:
     return task.shared_graph is not None and task.objective.item == "node" and not settings.loader.in_batches
 
@@ -46,6 +51,7 @@ def _has_neighbours(task: Task, settings: Settings) -> bool:
 # The most promising candidates first, by their overrides -------------------------------------------------------------
 
 CANDIDATES: Mapping[str, Candidate] = {
+    "model.change=true": Candidate({"model.change": True}, _has_earlier_values),
     "encoding=columns": Candidate(
         {"encoding": {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}},
         _has_columns,

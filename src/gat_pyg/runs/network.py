@@ -22,6 +22,7 @@ from ..settings.rules import similar
 from ..settings.settings import Settings
 from ..tasks.model import FIELDS, Inputs
 from ..tasks.scaling import scale
+from ..tasks.targets import Targets
 from ..tasks.task import Task
 from .model_file import check_dtypes
 from .warm_start import Earlier, fill
@@ -61,7 +62,12 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     kind, target = factory.locate(), str(factory.target)
     encoder, readout, decoder = (part(factory, task, kind) for part in (_encoder, _readout, _decoder))
     arguments = _network(factory, task, kind, encoder, readout, decoder)
-    for wrapper, around in (("Encoded", encoder), ("Readout", readout), ("LinkScores", decoder)):
+    change = _change(factory, task)
+    if change is not None and encoder is not None:  # whose columns are scaled already
+        scaled = {*change["columns"]}
+        encoder["categories"] = [0 if k in scaled else column for k, column in enumerate(encoder["categories"])]
+    wrappers = ("Encoded", encoder), ("Readout", readout), ("LinkScores", decoder), ("Change", change)
+    for wrapper, around in wrappers:
         if around is not None:
             arguments = {"model": {"_target_": target, **arguments}, **around}
             target = f"gat_pyg.models.{wrapper}"
@@ -185,6 +191,44 @@ def _graph_features(task: Task, counts: bool) -> Around:
     rows = torch.cat([inputs.call(count, collate(part.tolist())) for part in parts]).double()
     std = scale(rows.std(0, correction=0), rows.mean(0), torch.float32)
     return options | {"mean": rows.mean(0).tolist(), "std": std.tolist()}
+
+
+def _change(factory: ModelFactory, task: Task) -> Around:
+    """Return the arguments of `Change` other than the model, or None if it is not asked for.
+
+    Raises:
+        ValueError: if no feature is nearer to a target than its mean.
+    """
+    if not factory.get("change"):
+        return None
+    columns, last, spread = earlier_values(task)
+    if not columns:
+        raise ValueError(
+            f"model.change is true, but {task.name} has no two features that are earlier values of a target: nearer to "
+            "it than its mean, in the training rows of nodes. Leave it out."
+        )
+    objective: Any = task.objective
+    return {"columns": columns, "last": last, "mean": [*objective.mean], "std": [*objective.std], "scale": spread}
+
+
+def earlier_values(task: Task) -> tuple[list[int], list[int], float]:
+    """Return the features of nodes near to a target, the nearest to each, and their typical spread, in training rows.
+
+    There are none if one is not nearer than the mean to each target.
+    """
+    if task.objective.item != "node" or not isinstance(task.objective, Targets):
+        return [], [], 1.0
+    masks = [slice(None) if task.has_many_graphs else data.train_mask for data in task.train]
+    x = torch.cat([task.features(data)[mask] for data, mask in zip(task.train, masks, strict=True)]).double()
+    y = task.labels("train").double()
+    errors = torch.stack([(x - column[:, None]).square().nanmean(0) for column in y.unbind(1)])  # [K, F]
+    variance = (y - y.nanmean(0)).square().nanmean(0)
+    near = errors < torch.maximum(variance, y.square().nanmean(0) / 16)[:, None]  # within 25 % of a level
+    columns = near.any(0).nonzero()[:, 0].tolist()
+    if (errors.amin(1) >= variance).any() or len(columns) < 2:
+        return [], [], 1.0
+    spread = x[:, columns].var(1, correction=0).mean().sqrt()
+    return columns, errors.argmin(1).tolist(), float(spread)
 
 
 def _columns(task: Task, key: str) -> list[Column]:
