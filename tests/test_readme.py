@@ -115,7 +115,7 @@ def test_own_settings_are_used(own_settings, monkeypatch):
         (method, "photo") for method in ("GAT", "GAT", "GAT", "GCN", "GCN")
     ]
     rates = [OmegaConf.load(Path(one.run_dir) / "config.yaml").training.lr for one in results]
-    assert rates == [0.01] * 5  # products.yaml's, and the recipe of GCN
+    assert rates == [0.01] * 3 + [0.003] * 2  # of the recipe for GAT, and what suits the data for GCN
     assert Path(results[0].run_dir).name.endswith("_gat_photo")
     assert {path.name for path in Path("outputs/table").iterdir()} == {"photo_gat", "photo_gcn"}
 

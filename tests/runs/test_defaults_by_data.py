@@ -19,6 +19,7 @@ from gat_pyg.runs.task import read_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
+from tests.runs.test_named_data import platonov_file
 
 KARATE = "dataset._target_=torch_geometric.datasets.KarateClub"
 
@@ -96,6 +97,16 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
     assert file("graphs.pt", "search=graph", "encoding=none").suited == ("training.batch_size=32", "model.encoder=64")
     gcn, gat = file("nodes.npz", "model=gcn"), file("nodes.npz")
     assert gcn.training == gat.training and gcn.model.get("hidden_channels") == 64  # not those of its paper
+
+
+def test_a_data_set_by_name_without_settings_gets_those_that_suit_it() -> None:
+    platonov_file(Path("HeterophilousGraphDataset/tolokers/raw/tolokers.npz"))
+    here = ("dataset=tolokers", "data_root=.")
+    tolokers, gcn = of(*here), of(*here, "recipe=auto", "model=gcn")
+    assert (tolokers.model.get("num_layers"), tolokers.model.get("encoder"), tolokers.metric) == (3, 64, "roc_auc")
+    assert gcn.training == tolokers.training and gcn.model.get("hidden_channels") == 64
+    for recipe in ("papers", "none"):
+        assert not of(*here, f"recipe={recipe}").suited
 
 
 def test_the_data_are_read_once_and_a_run_keeps_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -136,6 +137,27 @@ def ogb_files(folder: Path) -> None:
     stored(folder.name.replace("_", "-"), folder.parents[1])
 
 
+def graphland_files(folder: Path) -> None:
+    """Write a ring of 60 nodes in the tables of GraphLand, with features of each kind; the first target is unknown."""
+    folder.mkdir(parents=True)
+    draw, N, is_price = np.random.default_rng(0), 60, folder.name == "hm-prices"
+    y = draw.normal(size=N) if is_price else np.arange(N) % 2.0
+    names = {f"{kind}_features_names": [kind[0]] for kind in ("categorical", "fraction")}
+    info = {"numerical_features_names": ["n", "f"], **names, "target_name": "y"}
+    (folder / "info.yaml").write_text(json.dumps({**info, "task": "regression" if is_price else "classification"}))
+    features = {"n": draw.normal(size=N), "f": draw.random(N), "c": np.arange(N) % 3}
+    part = np.arange(N) * 10 // N
+    tables = {
+        "features": pd.DataFrame(features),
+        "targets": pd.DataFrame({"y": [None, *y[1:]]}),
+        "split_masks_RL": pd.DataFrame({"train": part < 1, "val": part == 1, "test": part > 1}),
+    }
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv")
+    edges = pd.DataFrame({"source": range(N), "target": np.roll(range(N), 1)})
+    edges.to_csv(folder / "edgelist.csv", index=False)
+
+
 RING = "60 nodes, 120 edges, 3 node classes; 36 / 12 / 12 nodes"
 HETEROPHILOUS = "60 nodes, 120 edges, 2 node classes; 36 / 12 / 12 nodes"
 AMAZON, COAUTHOR = "Amazon/{0}/raw/amazon_electronics_{1}.npz", "Coauthor/{0}/raw/ms_academic_{1}.npz"
@@ -153,6 +175,17 @@ NAMED: dict[str, Row] = {  # function that writes the raw files, their path, siz
     "questions": (platonov_file, PLATONOV.format("questions"), HETEROPHILOUS, 10, "roc_auc"),
     "roman-empire": (platonov_file, PLATONOV.format("roman_empire"), HETEROPHILOUS, 10, "accuracy"),
     "amazon-ratings": (platonov_file, PLATONOV.format("amazon_ratings"), HETEROPHILOUS, 10, "accuracy"),
+    **{
+        f"graphland-{name}": (
+            *(graphland_files, f"GraphLandDataset/{name}/raw/{name}"),
+            *(f"60 nodes, 120 edges, {target}; 5 / 6 / 48 nodes", 1, metric),
+        )
+        for name, target, metric in (
+            ("hm-categories", "2 node classes", "accuracy"),
+            ("artnet-exp", "2 node classes", "average_precision"),
+            ("hm-prices", "1 node target", "r2"),
+        )
+    },
     "wikics": (wikics_file, "WikiCS/raw/data.json", RING.replace("36 / 12 / 12", "15 / 30 / 15"), 2, "accuracy"),
     "actor": (actor_files, "Actor/raw", RING, 10, "accuracy"),
     "peptides-struct": (
@@ -178,7 +211,9 @@ NAMED: dict[str, Row] = {  # function that writes the raw files, their path, siz
 NAMES = {"citeseer_heart": "citeseer-heart"}  # in results; of OGB with the prefix of its kind
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.filterwarnings(
+    "ignore:.*is deprecated", "ignore:.*keys that are not read", "ignore:n_quantiles", "ignore:.*all columns of the"
+)
 def test_a_data_set_is_read_by_its_name_with_its_split_and_metric(tmp_path: Path):
     for name, (write, files, expected, splits, metric) in NAMED.items():
         if write is ogb_files and find_spec("ogb") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator
 from itertools import product
@@ -24,7 +25,7 @@ from gat_pyg.runs.network import build_model
 from gat_pyg.settings.conf import CHOICES, check_names, config_folder
 from gat_pyg.settings.factory import Factory
 from gat_pyg.settings.hashing import config_hash, flattened
-from gat_pyg.settings.names import dataset_name
+from gat_pyg.settings.names import dataset_name, recipe_of
 from gat_pyg.settings.overrides import check_recipe, translated
 from gat_pyg.settings.settings import Settings
 from gat_pyg.tasks.nodes import NodeMultiLabels
@@ -142,6 +143,20 @@ def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(name: str):
     assert own.keys() <= {"defaults", *groups}
     for key, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
         assert "${" in str(value) or OmegaConf.select(config, key) == value
+
+
+def test_the_page_lists_the_settings_of_every_data_set_by_name():
+    page = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(papers|strong|suited)`.*? \| (`.*`) \|$", page, re.M))
+    named = [name for name, choice in CHOICES["dataset"].items() if choice.file != "own"]
+    listed = {recipe: [f"`{name}`" for name in named if recipe_of("auto", "gat", name) == recipe] for recipe in rows}
+    assert {recipe: sorted(texts.split(", ")) for recipe, texts in rows.items()} == {
+        recipe: sorted(texts) for recipe, texts in listed.items()
+    }
+    assert composed_for("gat", "photo") == composed_for("gat", "photo", "recipe=strong")
+    assert composed_for("gcn", "tolokers") == composed_for("gcn", "tolokers", "recipe=none")
+    for model, data, recipe in (("gcn", "cora", "papers"), ("gin", "mutag", "papers"), ("gcn", "photo", "suited")):
+        assert recipe_of("auto", model, data) == recipe and recipe_of("none", model, data) == "none"
 
 
 def test_the_recipe_of_a_paper_is_that_of_a_model_that_exists():

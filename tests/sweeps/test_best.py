@@ -72,5 +72,5 @@ def test_the_command_of_a_run_gives_its_settings(tmp_path: Path) -> None:
         assert again is not None, command
         program, *words = shlex.split(again)
         assert program == "gat-pyg" and words[-1] == "runs=3"
-        assert settings_of(words).hash == settings.hash and len(words) <= len(command.split()) + 5, again
+        assert settings_of(words).hash == settings.hash and len(words) <= len(command.split()) + 6, again
     assert command_of(tmp_path / "nowhere") is None

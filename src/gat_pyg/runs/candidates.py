@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from ..data.rows import READERS
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
 from ..settings.hashing import config_hash
@@ -18,6 +17,7 @@ from ..tasks.encodings import GraphColumns
 from ..tasks.metrics import metric_named
 from ..tasks.task import Task
 from ..training.progress import quiet
+from .defaults_by_data import by_data, has_rule
 from .network import earlier_values
 from .result import Result
 from .sequential import one_run
@@ -63,7 +63,7 @@ CANDIDATES: Mapping[str, Candidate] = {
 
 
 def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """Return settings of own data, with the candidates whose validation score is better than without them.
+    """Return settings that suit the data, with the candidates whose validation score is better than without them.
 
     Each is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. Nothing is tried on large
     data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from an
@@ -94,11 +94,14 @@ def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
 def _open(settings: Settings, overrides: Sequence[str]) -> list[str]:
     """Return the candidates for settings that nobody chose, in runs on one device, split and data."""
     passed = names_of(overrides)
-    is_own = settings.dataset.target in READERS or "dataset._target_" in passed
     several = settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None
-    if not is_own or several or settings.from_ is not None or hasattr(settings.model.locate(), "fit"):
-        return []
-    if any(text.lstrip("+").startswith(("recipe", "family", "experiment", "search")) for text in overrides):
+    if (
+        not by_data(settings, overrides)
+        or has_rule(overrides)
+        or several
+        or settings.from_ is not None
+        or hasattr(settings.model.locate(), "fit")
+    ):
         return []
     groups = {name.partition(".")[0] for name in passed}
     return [

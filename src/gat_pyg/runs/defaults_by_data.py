@@ -18,6 +18,7 @@ from ..models.encoders import num_categories
 from ..models.gat import GAT
 from ..settings.conf import CHOICES
 from ..settings.hashing import defaults, flattened
+from ..settings.names import recipe_of
 from ..settings.overrides import names_of, value_text
 from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
@@ -86,17 +87,40 @@ class Facts(NamedTuple):
 FACTS: dict[tuple[str, bool], Facts] = {}  # about the data of settings, by their `data_key`
 
 
+def has_rule(overrides: Sequence[str]) -> bool:
+    """Return True if overrides choose a rule of a kind of task, or a search around it."""
+    return any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
+
+
+def by_data(settings: Settings, overrides: Sequence[str]) -> bool:
+    """Return True for a job whose settings are to suit its data.
+
+    These are data that this package has no settings for: those of the user's files, any class by `dataset._target_`,
+    and data sets by name for which `recipe=auto` is `suited`. A job whose overrides name a recipe keeps its settings.
+    """
+    texts = [text.lstrip("+") for text in overrides if text.lstrip("+") != "recipe=auto"]
+    has_recipe = any(text.startswith(("recipe", "family", "experiment")) for text in texts) and not has_rule(texts)
+    if has_recipe or settings.is_table:
+        return False
+    if settings.dataset.target in READERS or names_of(overrides) & {"dataset._target_", "dataset.name"}:
+        return True
+    values = {"recipe": "auto", "model": "gat", "dataset": "digits"}
+    values |= dict(text.split("=", 1) for text in texts if "=" in text)
+    model = "own" if "model._target_" in values else values["model"]
+    return recipe_of(values["recipe"], model, values["dataset"]) == "suited"
+
+
 def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     """Return the settings of a job, with those that suit its data where neither user nor recipe chose a value.
 
-    These are data that this package has no settings for: those of the user's files, and any class by
-    `dataset._target_`. They are read here, once for all jobs on them. A job whose overrides name a recipe keeps its
-    settings. With a rule of a kind of task, or a search around it, it gets those that depend on features and labels.
+    See `by_data`. The data are read here, once for all jobs on them. With a rule of a kind of task, or a search around
+    it, a job gets the settings that depend on features and labels.
 
     Raises:
         ValueError: if the data cannot be read, or a training would not end.
     """
-    settings = _suited(settings, overrides)
+    if by_data(settings, overrides):
+        settings = _suited(settings, overrides)
     if not settings.is_table:  # whose cells have settings of their own
         settings.check_end()
     return settings
@@ -104,13 +128,6 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     passed = names_of(overrides)
-    is_own = settings.dataset.target in READERS or "dataset._target_" in passed
-    has_rule = any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
-    has_recipe = (
-        any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides) and not has_rule
-    )
-    if not is_own or has_recipe or settings.is_table:
-        return settings
     in_shares = not passed & {"split", *SHARES}
     key, task = (data_key(_of_one_split(settings)), in_shares), None
     if key not in FACTS:
@@ -119,7 +136,7 @@ def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
         FACTS[key] = facts_of(task, changed is not before)
         if settings.dataset.target == "gat_pyg.data.from_file" and (note := _of_directed(task)):
             task = task.read_from(task.source or {}, [*task.notes, note])
-    values = dict(_values(settings, passed, FACTS[key], has_rule))
+    values = dict(_values(settings, passed, FACTS[key], has_rule(overrides)))
     named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
     text = tuple(f"{name}={value_text(value)}" for name, value in named.items())
     settings = settings.updated(values).replace(suited=text)
@@ -173,12 +190,12 @@ def _needs_encoder(features: Sequence[Tensor]) -> bool:
     return len(sizes) < MANY or zeros < MOSTLY
 
 
-def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: bool) -> Iterator[tuple[str, Any]]:
+def _values(settings: Settings, passed: frozenset[str], facts: Facts, by_rule: bool) -> Iterator[tuple[str, Any]]:
     """Yield the settings that suit the data, with their values: those that nobody chose."""
     kind, values = settings.model.locate(), flattened(settings.to_dict())
     network, before = _network(settings.model.target)
     table: dict[str, Any] = {}
-    if not has_rule:  # which has a network and its training
+    if not by_rule:  # which has a network and its training
         table |= {**network, **ALL, **BY_ITEM[facts.item]}
         if facts.item in ("node", "edge") and "model.norm" in network and "model.norm" not in passed:
             table |= BY_ROWS

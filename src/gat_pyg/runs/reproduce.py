@@ -16,6 +16,7 @@ from ..settings.conf import CHOICES, VERSION_BASE, config_folder
 from ..settings.hashing import flattened
 from ..settings.overrides import quoted, translated, value_text
 from ..settings.settings import INTERNAL, Settings
+from .defaults_by_data import by_data
 from .result import settings_in
 
 GROUPS = ("dataset", "model", "loader", "encoding", "optimizer", "scheduler")  # in the order of a command
@@ -34,19 +35,20 @@ def command_of(folder: str | Path, runs: int = 1) -> str | None:
     except (OSError, ValueError):
         return None
     chosen = [f"{group}={name}" for group in GROUPS if (name := _choice(group, values.get(group) or {}))]
+    content = {name: getattr(wanted, name) for name in INTERNAL}  # of files, which may have changed
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder()), **VERSION_BASE):
-        base: Any = OmegaConf.to_container(compose("config", translated(chosen)), resolve=True)
-        changes = _changes(flattened(base), flattened(values))
-        overrides = [*(text for text in chosen if text not in DEFAULT), *changes]
-        try:
-            settings = Settings.parse(compose("config", translated(overrides)))
-        except (HydraException, OmegaConfBaseException, ValueError):  # no override can express it
-            return None
-    content = {name: getattr(wanted, name) for name in INTERNAL}  # of files, which may have changed
-    if settings.replace(**content).hash != wanted.hash:
-        return None
-    return " ".join(["gat-pyg", *map(quoted, overrides), *([f"runs={runs}"] if runs > 1 else [])])
+        for recipe in ((), ("recipe=none",)):  # the second: what suits the data is among the settings
+            base: Any = OmegaConf.to_container(compose("config", translated([*recipe, *chosen])), resolve=True)
+            changes = _changes(flattened(base), flattened(values))
+            overrides = [*recipe, *(text for text in chosen if text not in DEFAULT), *changes]
+            try:
+                settings = Settings.parse(compose("config", translated(overrides)))
+            except (HydraException, OmegaConfBaseException, ValueError):  # no override can express it
+                continue
+            if settings.replace(**content).hash == wanted.hash and not by_data(settings, overrides):
+                return " ".join(["gat-pyg", *map(quoted, overrides), *([f"runs={runs}"] if runs > 1 else [])])
+    return None
 
 
 def _choice(group: str, values: Mapping[str, Any]) -> str | None:

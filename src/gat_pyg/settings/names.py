@@ -5,13 +5,18 @@ This file does not import torch, so that help, completion and `--cfg` are fast.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from .rules import similar
+
+# The data sets of the paper, and those of the first run and of tests, which have its settings
+OF_THE_PAPER = ("cora", "citeseer", "pubmed", "ppi", "digits", "planted")
 
 
 def dataset_name(settings: Mapping[str, Any]) -> str:
@@ -91,4 +96,29 @@ def pick(key: str, values: Mapping[str, Any], *default: Any) -> Any:
     return values[key]
 
 
-RESOLVERS = run_name, outputs_folder, pick  # of the configurations
+def recipe_of(recipe: str, model: str, dataset: str) -> str:
+    """Return the recipe that `recipe=auto` stands for, `papers`, `strong` or `suited`, or any other recipe itself.
+
+    The data sets of the paper have the settings of the methods' papers. Others have their strongest settings, if there
+    are some for the method, else those of the papers for the method on them or their family, else those that suit
+    their data: `gat_pyg.runs.defaults_by_data`.
+    """
+    from .conf import CHOICES
+
+    options = {group: {*CHOICES[f"recipe/{group}"]} for group in ("on", "family")}
+    if GlobalHydra.instance().is_initialized():  # also the user's
+        loader = GlobalHydra.instance().config_loader()
+        options = {group: {*loader.get_group_options(f"recipe/{group}")} for group in options}
+    if recipe != "auto" or dataset in OF_THE_PAPER:
+        return "papers" if recipe == "auto" else recipe
+    if f"strong-{model}-{dataset}" in options["on"]:
+        return "strong"
+    choice = CHOICES["dataset"].get(dataset)
+    family = re.search(r"override /family: (\w+)", choice.text if choice else "")
+    is_known = f"papers-{model}-{dataset}" in options["on"] or (
+        family is not None and f"papers-{model}-{family[1]}" in options["family"]
+    )
+    return "papers" if is_known else "suited"
+
+
+RESOLVERS = run_name, outputs_folder, pick, recipe_of  # of the configurations

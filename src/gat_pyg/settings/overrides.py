@@ -15,29 +15,24 @@ from .conf import CHOICES
 from .errors import no_setting
 
 REPLACES = ("dataset._target_", "dataset.name", "model._target_")
-OWN = "own"  # the file in conf/groups/dataset of the users' data, which have no settings of their own
 
 
 def without_recipes(arguments: Sequence[str]) -> list[str]:
-    """Remove the recipes of a model or a data set whose class is replaced by an override, or that are the user's own.
+    """Remove the recipes of a model or a data set whose class is replaced by an override.
 
     Hydra selects `recipe/method` by the recipe's and the model's name, and `recipe/on` and `recipe/family` also by the
     name of the data set or its family. An override such as `dataset._target_` changes no name. The model's `method` and
-    `form` are removed for the same reason. On one's own data, all methods have the settings that suit these (`suited`),
-    not those of the papers' data.
+    `form` are removed for the same reason.
 
-    >>> without_recipes(["model=gcn", "dataset=file"])
-    ['model=gcn', '~recipe/family', '~recipe/on', '~recipe/method', 'dataset=file']
+    >>> without_recipes(["model=gcn", "dataset._target_=mine.Graph"])
+    ['model=gcn', '~recipe/family', '~recipe/on', '~recipe/method', 'dataset._target_=mine.Graph']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
-    own = {f"dataset={name}" for name, choice in CHOICES["dataset"].items() if choice.file == OWN}
-    replaced = [index for index, key in enumerate(keys) if key in REPLACES or arguments[index] in own]
+    replaced = [index for index, key in enumerate(keys) if key in REPLACES]
     if not replaced:
         return list(arguments)
     first = replaced[0]
-    has_recipe = keys[first] == "dataset.name"  # of another data set of a class with settings
-    recipes = ["recipe/family", "recipe/on", *["recipe/method"] * (len(replaced) > 1 or not has_recipe)]
-    removals = [f"~{recipe}" for recipe in recipes if recipe not in keys]
+    removals = [f"~recipe/{kind}" for kind in ("family", "on", "method") if f"recipe/{kind}" not in keys]
     if "model._target_" in keys:
         removals += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
     return [*arguments[:first], *removals, *arguments[first:]]

@@ -319,6 +319,7 @@ def name_of(kind: str, name: Any = None) -> str:
     >>> name_of("Amazon", "Photo"), name_of("KarateClub"), name_of("GNNBenchmarkDataset", "PATTERN")
     ('photo', 'karateclub', 'gnnbenchmarkdataset-pattern')
     """
+    kind = kind.replace("GraphLandDataset", "GraphLand")  # as the command's choices
     text = kind if not isinstance(name, str) else name if kind in BY_NAME else f"{kind} {name}"
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
