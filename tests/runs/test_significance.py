@@ -1,62 +1,32 @@
-"""The significance of a difference: permutations by enumeration, t-tests by their formulas, the choice of a test."""
+"""The significance of a difference: t-tests by their formulas, the choice of a test."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from scipy.special import stdtr
 
 from gat_pyg.runs.groups import Runs
 from gat_pyg.runs.result import ERRICA
-from gat_pyg.runs.significance import permutation_test, t_test
+from gat_pyg.runs.significance import t_test, t_test_of
 from tests.report.samples import at, one, seeds
 
-scores = st.lists(st.integers(790, 850).map(lambda tenths: tenths / 10), min_size=2, max_size=5)
 
-
-def absolute_t(x: list[float], y: list[float]) -> float:
-    """Welch's t of two groups, infinite if only the means differ."""
-    error = math.sqrt(statistics.variance(x) / len(x) + statistics.variance(y) / len(y))
-    difference = abs(statistics.fmean(x) - statistics.fmean(y))
-    return 0.0 if difference < 1e-12 else difference / error if error else math.inf
-
-
-@settings(deadline=None, max_examples=30)
-@given(scores, scores)
-@example([84.1, 84.8, 82.2, 82.4], [83.0, 84.9, 81.7, 84.0])  # has ties that differ by rounding
-def test_p_of_few_runs_is_the_share_of_permutations_with_a_larger_t(first: list[float], second: list[float]):
-    both, observed = [*first, *second], absolute_t(first, second) * (1 - 1e-9)  # equal up to rounding counts
-    ways = list(itertools.combinations(range(len(both)), len(first)))
-    groups = [([both[i] for i in way], [both[i] for i in range(len(both)) if i not in way]) for way in ways]
-    expected = statistics.fmean(absolute_t(*each) >= observed for each in groups)
-    assert permutation_test(first, second) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("gap", [0.0, 0.1, 0.2])
-def test_p_of_many_runs_is_that_of_welchs_t_test(gap: float):
+@pytest.mark.parametrize("count", [2, 100])
+def test_p_from_a_mean_and_a_deviation_is_that_of_welchs_t_test(count: int):
     rng = np.random.default_rng(0)
-    first, second = rng.normal(83, 0.7, 100).round(1), rng.normal(83 - gap, 0.5, 100).round(1)
-    expected = scipy.stats.ttest_ind(first, second, equal_var=False).pvalue
-    error = 4 * math.sqrt(expected * (1 - expected) / 9999) + 0.005  # of drawing, and of the t distribution
-    assert abs(permutation_test(first.tolist(), second.tolist()) - expected) < error
+    first, second = rng.normal(83, 0.7, 100).round(1).tolist(), rng.normal(82.8, 0.5, count).round(1).tolist()
+    p = t_test_of(first, statistics.fmean(second), statistics.stdev(second), count)
+    assert p == pytest.approx(scipy.stats.ttest_ind(first, second, equal_var=False).pvalue)
 
 
-def test_p_where_nothing_varies_or_too_little_was_run():
-    assert permutation_test([83.0] * 4, [83.0] * 4) == 1
-    assert permutation_test([0.1 + 0.2] * 4, [0.3] * 4) == 1  # equal but for rounding
-    assert permutation_test([83.0] * 4, [82.0] * 4) == 2 / 70
-    assert math.isnan(permutation_test([83.0], [82.0, 81.0]))
-    assert math.isnan(permutation_test([83.0, math.nan], [82.0, 81.0]))
-
-
-# T-tests -----------------------------------------------------------------------------------------------------------
+def test_there_is_no_p_where_nothing_varies_or_too_little_was_run():
+    for first, *others in (([83.0] * 4, 82.0, 0.0, 4), ([83.0], 82.0, 1.0, 4), ([83.0, 82.0], math.nan, 1.0, 4)):
+        assert math.isnan(t_test_of(first, *others))
 
 
 def runs(values: list[float], start: int = 0) -> Runs:
