@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..graph.remembered import is_traced, remembered
 from ..tasks.checks import CHECKED
 from ..tasks.model import members
-from ..tasks.scaling import scale
+from ..tasks.scaling import normal_knots, normal_scores, scale
 from .wrapper import Wrapper
 
 MANY = 100  # different values of categories; a column with more of them is continuous
@@ -27,6 +27,7 @@ INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "orthogonal": nn.init.orthogonal_,
 }
 Column = int | Sequence[float]
+Scaling = Literal["standard", "quantile"]
 
 
 class Encoder(nn.Module):
@@ -36,7 +37,8 @@ class Encoder(nn.Module):
         h_i = \sum_{c \text{ categorical}} \mathbf{E}^c_{x_{ic}} + \mathbf{W} x_i^{\text{continuous}} + \mathbf{b}
 
     A continuous column may have a mean and a standard deviation, by which it is standardised:
-    :math:`(x_{ic} - \mu_c) / \sigma_c` replaces :math:`x_{ic}`. With categories alone this is the convention of the
+    :math:`(x_{ic} - \mu_c) / \sigma_c` replaces :math:`x_{ic}`. In place of them it may have quantiles and their normal
+    scores, between which it is interpolated. With categories alone this is the convention of the
     Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. An unknown category adds nothing. The ids of
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
@@ -46,7 +48,8 @@ class Encoder(nn.Module):
 
     Args:
         categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
-            column its mean and standard deviation, or 0 to leave it as it is. `columns_of` computes them.
+            column its mean and standard deviation, its quantiles and their scores, or 0 to leave it as it is.
+            `columns_of` computes them.
         out_channels: C, the width of the result; None for no parameters.
         init: the initial embeddings of each column: "xavier_uniform", "normal" or "orthogonal", as in `torch.nn.init`.
 
@@ -68,10 +71,15 @@ class Encoder(nn.Module):
     _continuous: Tensor
     _mean: Tensor
     _std: Tensor
+    _ranked: Tensor
+    _knots: Tensor
+    _scores: Tensor
 
     def __init__(self, categories: Sequence[Column], out_channels: int | None, init: str = "xavier_uniform") -> None:
         super().__init__()
         scales = [(0.0, 1.0) if isinstance(column, int) else tuple(column) for column in categories]
+        knots = {index: scale for index, scale in enumerate(scales) if len(scale) > 2}
+        scales = [(0.0, 1.0) if index in knots else scale for index, scale in enumerate(scales)]
         self.categories = tuple(column if isinstance(column, int) else 0 for column in categories)
         if not categories or min(self.categories) < 0 or not all(len(scale) == 2 and scale[1] > 0 for scale in scales):
             raise ValueError(
@@ -90,6 +98,11 @@ class Encoder(nn.Module):
         self.register_buffer("_discrete", torch.tensor(discrete, dtype=torch.long), persistent=False)
         self.register_buffer("_continuous", torch.tensor(continuous, dtype=torch.long), persistent=False)
         chosen = [scales[column] for column in continuous]
+        self._is_ranked = bool(knots)
+        ranked = [place for place, column in enumerate(continuous) if column in knots]
+        self.register_buffer("_ranked", torch.tensor(ranked, dtype=torch.long), persistent=False)
+        for key, rows in zip(("_knots", "_scores"), _halves([*knots.values()]), strict=True):
+            self.register_buffer(key, torch.tensor(rows), persistent=False)
         self._standardises = any(scale != (0.0, 1.0) for scale in chosen)
         for number, key in enumerate(("_mean", "_std")):
             self.register_buffer(key, torch.tensor([scale[number] for scale in chosen]), persistent=False)
@@ -152,7 +165,11 @@ class Encoder(nn.Module):
     def _standardised(self, x: Tensor) -> Tensor:
         """Return the continuous columns `[N, F - D]`."""
         columns = x.index_select(1, self._continuous).to(self._mean.dtype)
-        return (columns - self._mean) / self._std if self._standardises else columns
+        columns = (columns - self._mean) / self._std if self._standardises else columns
+        if not self._is_ranked:
+            return columns
+        ranked = normal_scores(columns.index_select(1, self._ranked), self._knots, self._scores)
+        return columns.index_copy(1, self._ranked, ranked)
 
     def _indicators(self, x: Tensor) -> Tensor:
         """Return the continuous columns, then one of 0 and 1 for each category; two categories have one column."""
@@ -179,6 +196,17 @@ def _without_parameters(columns: tuple[Column, ...], device: torch.device, dtype
 def _widths(sizes: Tensor) -> Tensor:
     """Return the number of columns of 0 and 1 for each number of categories."""
     return torch.where(sizes <= 2, 1, sizes)
+
+
+def _halves(columns: Sequence[Sequence[float]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the quantiles and the scores of columns, with rows of one width: by steps of 1, and the last score."""
+    width = max(map(len, columns), default=0) // 2
+    knots, scores = [], []
+    for column in columns:
+        count = len(column) // 2
+        knots.append([*column[:count], *(column[count - 1] + step for step in range(1, width - count + 1))])
+        scores.append([*column[count:], *[column[-1]] * (width - count)])
+    return knots, scores
 
 
 def num_categories(values: Iterable[Tensor]) -> list[int]:
@@ -216,7 +244,9 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
     return sizes
 
 
-def columns_of(values: Sequence[Tensor], known: Sequence[Tensor] | None = None) -> list[Column]:
+def columns_of(
+    values: Sequence[Tensor], known: Sequence[Tensor] | None = None, scaling: Scaling = "standard"
+) -> list[Column]:
     """Return for each column of the training graphs' features its number of categories, or its mean and deviation.
 
     These are the argument `categories` of `Encoder`. A standard deviation of 0 becomes 1.
@@ -224,6 +254,7 @@ def columns_of(values: Sequence[Tensor], known: Sequence[Tensor] | None = None) 
     Args:
         values: the features `[n, F]` of each graph.
         known: the rows of which means are computed; by default all.
+        scaling: "quantile" for quantiles and their normal scores in place of means and deviations.
 
     Example:
         >>> columns_of([torch.tensor([[6.0, 0.5]]), torch.tensor([[8.0, 1.0], [0.0, 1.5]])])
@@ -239,6 +270,9 @@ def columns_of(values: Sequence[Tensor], known: Sequence[Tensor] | None = None) 
         scales = torch.stack([mean, std.where(std > 0, 1.0)], 1).float().tolist()
         for column, each in zip(continuous, scales, strict=True):
             columns[column] = each
+        for number, column in enumerate(continuous if scaling == "quantile" else ()):
+            if std[number] > 0:
+                columns[column] = normal_knots(rows[:, number].float())
     return columns
 
 

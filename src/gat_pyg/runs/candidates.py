@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
+from ..models.encoders import num_categories
 from ..settings.hashing import config_hash
 from ..settings.overrides import names_of
 from ..settings.settings import Settings
@@ -48,6 +49,10 @@ def _has_neighbours(task: Task, settings: Settings) -> bool:
     return task.shared_graph is not None and task.objective.item == "node" and not settings.loader.in_batches
 
 
+def _has_quantities(task: Task, settings: Settings) -> bool:
+    return type(settings.model.get("encoder")) is int and 0 in num_categories(task.features(g) for g in task.train)
+
+
 # The most promising candidates first, by their overrides -------------------------------------------------------------
 
 CANDIDATES: Mapping[str, Candidate] = {
@@ -57,6 +62,10 @@ CANDIDATES: Mapping[str, Candidate] = {
         _has_columns,
     ),
     "training.label_rate=0.8": Candidate({"training.label_rate": 0.8}, _has_neighbours),
+    "model.encoder={channels:64,scaling:quantile}": Candidate(
+        {"model.encoder": {"channels": 64, "scaling": "quantile"}},
+        _has_quantities,
+    ),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,7 +127,9 @@ def _is_small(task: Task) -> bool:
 
 
 def _with(settings: Settings, name: str) -> Settings:
-    return settings.updated(CANDIDATES[name].values).replace(suited=(*settings.suited, name))
+    values = CANDIDATES[name].values
+    others = (text for text in settings.suited if text.partition("=")[0] not in values)
+    return settings.updated(values).replace(suited=(*others, name))
 
 
 def _task(task: Task, settings: Settings) -> Task:

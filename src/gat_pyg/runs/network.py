@@ -13,7 +13,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.collate import Collate
 from ..models.baselines import MLP
-from ..models.encoders import Column, Encoder, columns_of
+from ..models.encoders import Column, Encoder, Scaling, columns_of
 from ..models.gat import GAT
 from ..models.readout import GraphFeatures
 from ..seeds.fitting import seeded
@@ -139,8 +139,8 @@ def _encoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
             )
         return None
     standardised = task.num_encodings + task.objective.num_labels
-    categories = [*_columns(task, "x"), *[0] * standardised]
-    options = {**factory.encoder, "categories": categories}
+    options = {**factory.encoder}
+    options["categories"] = [*_columns(task, "x", options.pop("scaling", "standard")), *[0] * standardised]
     if task.edge_dim is not None and _takes_edges(kind):
         options["edge_categories"] = columns = _columns(task, "edge_attr")
         if not task.has_many_graphs and Encoder(columns, None).out_channels <= options["channels"]:
@@ -231,7 +231,7 @@ def earlier_values(task: Task) -> tuple[list[int], list[int], float]:
     return columns, errors.argmin(1).tolist(), float(spread)
 
 
-def _columns(task: Task, key: str) -> list[Column]:
+def _columns(task: Task, key: str, scaling: Scaling = "standard") -> list[Column]:
     """Return the argument `categories` of an encoder: of nodes x, of edges edge_attr, or of pairs edge_label_attr.
 
     In one graph, means are of the training rows alone: of nodes or of edges, whichever have the labels.
@@ -241,7 +241,7 @@ def _columns(task: Task, key: str) -> list[Column]:
     row = {"node": "x", "edge": "edge_label_attr"}.get(task.objective.item)
     if graph is not None and row in graph and (key == "x") == (row == "x"):
         known = [(task.features(graph) if row == "x" else graph[row])[graph.train_mask]]
-    return columns_of(values, known)
+    return columns_of(values, known, scaling)
 
 
 def _needs_embeddings(factory: ModelFactory) -> bool:

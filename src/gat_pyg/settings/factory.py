@@ -17,7 +17,7 @@ LABELS = {  # settings of `model` that name it in results, not arguments of its 
     "study": "the name of a study, whose runs are not those of the paper's tables",
 }
 AROUND = {  # settings of `model` for what is put around the network
-    "encoder": "the width of an encoder of the features, or {channels: 64, init: orthogonal}: gat_pyg.models.Encoder",
+    "encoder": "the width of an encoder of the features, or {channels: 64, scaling: quantile}: gat_pyg.models.Encoder",
     "readout": "the aggregation over the nodes of a graph, such as mean, attentional or count: gat_pyg.models.Readout",
     "change": "true: a series' change from its last value is predicted, by what is scaled alike: gat_pyg.models.Change",
     "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
@@ -137,9 +137,11 @@ class ModelFactory(Factory):
 
     @property
     def encoder(self) -> dict[str, Any] | None:
-        """The `channels` of an encoder of the features, and its `init` if it is set; None without an encoder."""
+        """The `channels` of an encoder of the features, `init` and `scaling` if they are set; None without one."""
         encoder = self.get("encoder")
-        return encoder if encoder is None or isinstance(encoder, dict) else {"channels": encoder}
+        if isinstance(encoder, dict):
+            return {"channels": 64, **encoder}
+        return None if encoder is None else {"channels": encoder}
 
     def check(self) -> None:
         """Raise ValueError if the class is not a model, or does not take the arguments."""
@@ -153,11 +155,13 @@ class ModelFactory(Factory):
                 raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
         if (encoder := self.encoder) is not None:
             channels = encoder.get("channels")
-            if type(channels) is not int or channels < 1 or encoder.keys() - {"channels", "init"}:
+            if type(channels) is not int or channels < 1 or encoder.keys() - {"channels", "init", "scaling"}:
                 raise ValueError(
                     f"model.encoder is {self.get('encoder')!r}, expected a width, at least 1, or a mapping such as "
                     "{channels: 64, init: orthogonal}."
                 )
+            if encoder.get("scaling", "standard") not in ("standard", "quantile"):
+                raise ValueError(f"model.encoder.scaling is {encoder['scaling']!r}, expected standard or quantile.")
         arguments = self.arguments
         if self.get("readout") is not None and "head_layers" not in inspect.signature(target).parameters:
             arguments.pop("head_layers", None)  # of the readout

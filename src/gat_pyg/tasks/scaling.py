@@ -1,4 +1,4 @@
-"""Columns of numbers: those that are constant, and those whose differences float32 loses."""
+"""Columns of numbers: constant ones, those whose differences float32 loses, and their quantiles as normal scores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 Number = TypeVar("Number", float, Tensor)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative standard deviations that are only rounding
+QUANTILES = 100  # of a column whose values become normal scores
 ROUNDED = 1e-4  # the rounding to float32, in units of the median deviation of a column, that loses its differences
 
 
@@ -43,3 +44,33 @@ def rounded_columns(values: Sequence[Tensor]) -> list[int]:
     )
     columns: list[int] = ((rounding > ROUNDED * spread) & rounding.isfinite()).nonzero()[:, 0].tolist()
     return columns
+
+
+def normal_knots(column: Tensor) -> list[float]:
+    """Return quantiles of a column `[n]`, and after them their normal scores, for `normal_scores`.
+
+    Equal quantiles are one, with the mean of their ranks, as in scikit-learn's `QuantileTransformer`. The least and the
+    largest one have the scores of half a step, not infinite ones.
+
+    Example:
+        >>> [round(number, 2) for number in normal_knots(torch.tensor([1.0, 1.0, 1.0, 5.0, 9.0]))]
+        [1.0, 5.0, 9.0, -0.67, 0.67, 1.15]
+    """
+    count = min(QUANTILES, len(column))
+    ranks = torch.linspace(0, 1, count, dtype=torch.float64)
+    knots, ties = column.double().sort().values[(ranks * (len(column) - 1)).round().long()].unique(return_inverse=True)
+    mean = torch.zeros_like(knots).index_add(0, ties, ranks) / ties.bincount()
+    edge = 0.5 / max(count - 1, 1)
+    return [*knots.tolist(), *torch.special.ndtri(mean.clamp(edge, 1 - edge)).tolist()]
+
+
+def normal_scores(x: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
+    """Return the normal scores `[N, C]` of x `[N, C]`, interpolated between increasing `knots` `[C, Q]` and clipped."""
+    columns = x.t().contiguous()
+    if torch.compiler.is_exporting():  # ONNX has no search
+        after = (columns[..., None] >= knots[:, None]).sum(-1)
+    else:
+        after = torch.searchsorted(knots, columns, right=True)
+    after = after.clamp(1, knots.size(1) - 1)
+    low, high, first, last = (each.gather(1, after - k) for each in (knots, scores) for k in (1, 0))
+    return (first + ((columns - low) / (high - low)).clamp(0, 1) * (last - first)).t()
