@@ -58,7 +58,10 @@ class LP(nn.Module):
             ValueError: if nodes have many labels.
         """
         if data.y.dim() != 1:
-            raise ValueError(f"y has shape {tuple(data.y.shape)}, expected (N,): LP gives each node one class.")
+            raise ValueError(
+                f"y has shape {tuple(data.y.shape)}, expected (N,): LP gives each node one class. A network reads "
+                "known targets and several labels by training.label_rate=0.5."
+            )
         known = torch.where(data.train_mask, data.y, self.labels.size(1))
         self.labels = F.one_hot(known, self.labels.size(1) + 1)[:, :-1].float()
 
