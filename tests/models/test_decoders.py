@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import InnerProductDecoder
 
+from gat_pyg.models import LinkScores
 from gat_pyg.models.decoders import Bilinear, Perceptron, link_decoder
 from tests.laws import assert_close
 
@@ -42,6 +43,22 @@ def test_a_decoder_has_one_output_for_each_pair_and_gradients(name: str) -> None
     assert all(weight.grad is not None and weight.grad.any() for weight in (z, *decoder.parameters()))
     if name != "dot":
         assert link_decoder(name, 4, 2).double()(z, PAIRS).shape == (5, 2)
+
+
+def test_a_popular_decoder_begins_with_the_popularity_of_the_second_node_and_corrects_it() -> None:
+    scores = LinkScores(nn.Identity(), 4, "mlp", popularity=True).double()
+    edges = torch.tensor([[0, 1, 2, 3, 4], [6, 6, 6, 5, 5]])  # in-degrees 3 and 2
+    pairs = torch.tensor([[0, 1, 2], [6, 5, 4]])
+    difference = scores(Z, edges, edge_label_index=pairs).diff()
+    assert_close(difference.detach(), torch.tensor([4.0, 3.0, 1.0]).double().log().diff())  # of 1 + k
+    for weight in scores.parameters():
+        nn.init.normal_(weight)
+    z = scores.with_popularity(Z, edges)
+    every = scores.decoder.of_all_pairs(z[:3], z[3:])
+    ends = torch.cartesian_prod(torch.arange(3), torch.arange(3, 7)).t()
+    assert_close(every.flatten(), scores(Z, edges, edge_label_index=ends))
+    scores(Z, edges, edge_label_index=ends).sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in scores.parameters())
 
 
 def test_the_product_is_symmetric_and_concatenation_begins_with_src() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,41 @@ class Perceptron(MLP):
         A, B = len(z_src), len(z_dst)
         ends = torch.cartesian_prod(torch.arange(A), torch.arange(A, A + B)).t()
         return self.forward(torch.cat([z_src, z_dst]), ends.to(z_src.device)).view(A, B)
+
+
+class Popular(nn.Module):
+    r"""Another decoder and the popularity of the second node: the logarithm of its in-degree k in the message edges.
+
+    .. math::
+        s_{ij} = \mathrm{decoder}(z_i, z_j) + w \, (\log(1 + k_j) - c)
+
+    c is the mean of the logarithm over the second nodes of all edges. At first w is 1, and the last weights of a
+    `Perceptron` are 0, so that the scores are those of popularity, which the training corrects.
+
+    Args:
+        decoder: a decoder with one output. z has a further column, `log(1 + k) - c`, which it does not get.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.7]])  # the last column is log(1 + k) - c
+        >>> Popular(DotProduct())(z, torch.tensor([[0], [1]]))
+        tensor([1.7000], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder, self.weight = decoder, nn.Parameter(torch.ones(()))
+        if isinstance(decoder, Perceptron):
+            nn.init.zeros_(cast(Tensor, decoder.lins[-1].weight))
+
+    def forward(self, z: Tensor, edge_label_index: Tensor, **features: Tensor | None) -> Tensor:
+        """Return `[L]` for z `[N, C + 1]` and pairs `[2, L]`."""
+        scores: Tensor = self.decoder(z[:, :-1], edge_label_index, **features)
+        return scores + self.weight * z[:, -1].index_select(0, edge_label_index[1])
+
+    def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
+        """Return `[A, B]` for all pairs of the embeddings `[A, C + 1]` and `[B, C + 1]`."""
+        scores: Tensor = self.decoder.of_all_pairs(z_src[:, :-1], z_dst[:, :-1])  # type: ignore[operator]
+        return scores + self.weight * z_dst[:, -1]
 
 
 def link_decoder(name: str, channels: int, out_channels: int | None = None, **options: object) -> nn.Module:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.utils import degree
 
 from ..tasks.model import members
-from .decoders import link_decoder
+from .decoders import Popular, link_decoder
 from .encoders import Column, Encoder
 from .wrapper import Wrapper
 
@@ -26,6 +27,8 @@ class LinkScores(Wrapper):
         decoder: "dot", "bilinear" or "mlp", see `link_decoder`.
         edge_categories: of the columns of the pairs' features, as in `Encoder`, if these are to be encoded to C
             columns.
+        popularity: add the popularity of the second node to the score (`Popular`), which in-degrees in `edge_index`
+            show; for pairs of users and items.
         **options: further arguments of the decoder, such as `edge_dim`, the number of features of each pair.
 
     Raises:
@@ -44,6 +47,7 @@ class LinkScores(Wrapper):
         channels: int,
         decoder: str = "mlp",
         edge_categories: Sequence[Column] | None = None,
+        popularity: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(model, "Use another model for links.")
@@ -53,6 +57,8 @@ class LinkScores(Wrapper):
         if edge_categories is not None:
             options["edge_dim"] = channels
         self.decoder = link_decoder(decoder, channels, **options)
+        if popularity:
+            self.decoder = Popular(self.decoder)
 
     def forward(
         self,
@@ -75,7 +81,14 @@ class LinkScores(Wrapper):
             **options: other arguments of the model's forward, such as `batch`.
         """
         z = self._called(x, edge_index, edge_attr=edge_attr, **options)
-        return self._decoded(z, edge_label_index, edge_label_attr)
+        return self._decoded(self.with_popularity(z, edge_index), edge_label_index, edge_label_attr)
+
+    def with_popularity(self, z: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the embeddings `[N, C]` with the column that `Popular` reads, if the decoder is one."""
+        if not isinstance(self.decoder, Popular):
+            return z
+        popularity = degree(edge_index[1], z.size(0), z.dtype).log1p()
+        return torch.cat([z, (popularity - popularity[edge_index[1]].mean())[:, None]], 1)
 
     def _decoded(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None) -> Tensor:
         """Return the outputs of pairs from the embeddings `[N, C]`."""
@@ -112,6 +125,7 @@ class LinkScores(Wrapper):
             )
             return out.cpu()
         z, outputs = layer_by_layer(loader), []
+        z = self.with_popularity(z, loader.data.edge_index)
         for chunk in torch.arange(edge_label_index.size(1)).split(CHUNK):
             nodes, ends = edge_label_index[:, chunk].unique(return_inverse=True)
             features = None if edge_label_attr is None else _moved(edge_label_attr[chunk], weight)

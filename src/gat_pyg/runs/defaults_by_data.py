@@ -22,6 +22,7 @@ from ..settings.names import recipe_of
 from ..settings.overrides import names_of, value_text
 from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
+from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .task import READ, SHARES, data_key, prepared, read_data
@@ -62,6 +63,7 @@ BY_ITEM: Mapping[str, Mapping[str, Any]] = {
 # Of labels of nodes and edges: in one graph, statistics of all nodes would depend on the features of the test
 BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode": "node"}}
 WIDTH = 64  # of the encoder
+RANKED = {"decoder": "mlp", "popularity": True}  # of links between users and items, whose messages are not sampled
 RARE = 0.3  # share of the rarer of two classes, or of the labels that are 1, below which their ranking is the score
 BATCHES = 2000  # graphs of the training from which a step takes 64
 # Of many graphs, such as the steps of a series, and of many with more than LARGE nodes in all
@@ -81,6 +83,7 @@ class Facts(NamedTuple):
     num_nodes: int  # of the training's graphs in all
     encodes: bool  # whether the features need an encoder
     metric: str | None  # of the ranking, if a class or labels are rare, or labels have gaps
+    ranks: bool  # whether links join two sides, such as users and items
     in_shares: bool  # whether the sizes of the splits in the settings do not fit
 
 
@@ -163,7 +166,8 @@ def facts_of(task: Task, in_shares: bool = False) -> Facts:
     count = len(task.train) if task.has_many_graphs else None
     encodes = _needs_encoder([task.features(data) for data in task.train])
     size = sum(data.x.size(0) for data in task.train)
-    return Facts(task.objective.item, task.objective.goal, count, size, encodes, _ranked(task), in_shares)
+    ranks = task.objective.draws_pairs and sides_of(task.train[0]) is not None
+    return Facts(task.objective.item, task.objective.goal, count, size, encodes, _ranked(task), ranks, in_shares)
 
 
 def _ranked(task: Task) -> str | None:
@@ -203,6 +207,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, by_rule: b
             table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
     if facts.in_shares:
         table |= SHARES
+    if facts.ranks and "model.decoder" in table and settings.loader.num_neighbors is None:
+        table["model.decoder"] = RANKED
     if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
         table["model.dropout"] = 0.0
     if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:

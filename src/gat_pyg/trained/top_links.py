@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected
 
 from ..files import needs
-from ..models.decoders import DotProduct, Perceptron
+from ..models.decoders import DotProduct, Perceptron, Popular
 from ..models.link_scores import LinkScores
 from ..tasks.model import Inputs
 from ..tasks.negatives import two_sides
@@ -164,11 +164,12 @@ def _embedded(model: nn.Module, graph: Data) -> tuple[Tensor, Callable[[Tensor, 
     """Return the embeddings of all nodes, and the function from those of A and B nodes to the scores `[A, B]`."""
     network: nn.Module = model.model if isinstance(model, LinkScores) else model
     decoder: Any = model.decoder if isinstance(model, LinkScores) else DotProduct()
-    return Inputs.of(network).call(network, graph), decoder.of_all_pairs
+    z = Inputs.of(network).call(network, graph)
+    return model.with_popularity(z, graph.edge_index) if isinstance(model, LinkScores) else z, decoder.of_all_pairs
 
 
 def _blocks(src: Tensor, dst: Tensor, embedded: list[Any]) -> Iterator[Tensor]:
     """Yield nodes that links begin at, in their order: as many as a decoder can pair with all others at once."""
     z, decoder = embedded[0]
-    width = z.size(1) if isinstance(decoder.__self__, Perceptron) else len(embedded)
+    width = z.size(1) if isinstance(decoder.__self__, (Perceptron, Popular)) else len(embedded)
     return iter(src.split(max(1, NUMBERS // max(1, len(dst) * width))))

@@ -199,13 +199,13 @@ class Labels(NamedTuple):
         Raises:
             ValueError: if there are not two classes, or none has this name.
         """
-        classes = self.targets.classes or []
-        if positive is not None and (len(classes) != 2 or str(positive) not in classes):
-            column, expected = " and ".join(self.targets.names), " or ".join(classes)
-            reason = f"expected {expected}" if len(classes) == 2 else "which has not two classes. Leave it out"
-            raise ValueError(f"dataset.positive is {positive} of {column}, {reason}.")
+        classes, column = self.targets.classes or [], " and ".join(self.targets.names)
         if len(classes) != 2:
-            return self
+            if positive is None:
+                return self
+            raise ValueError(f"dataset.positive is {positive}, but {column} has not two classes. Leave it out.")
+        if positive is not None and str(positive) not in classes:
+            raise ValueError(f"dataset.positive is {positive} of {column}, expected {' or '.join(classes)}.")
         have_names = all(np.isnan(number(name)) for name in classes) and {*classes} != {"False", "True"}
         is_rare = have_names and int((self.y[rows] == 0).sum()) < int((self.y[rows] == 1).sum())
         if not (is_rare if positive is None else str(positive) == classes[0]):
