@@ -222,7 +222,8 @@ def divided_links(
     """Return the task of predicting links that come divided, with as many other pairs drawn for validation and test.
 
     Messages pass over the training links. A repeated link belongs to the first split that has it, and has the mean of
-    the features that it has there. Loops are left out.
+    the features that it has there. Loops are left out. Links are in the order of their first rows, with a split by time
+    that of the times, from which a baseline takes the latest.
 
     Args:
         graph: the graph with x, `edge_index` [2, M] and, if there are any, `edge_attr` [M, D].
@@ -239,6 +240,8 @@ def divided_links(
     N, (src, dst) = num_nodes(graph), graph.edge_index
     rows = graph.edge_index.sort(0).values if both_ways else graph.edge_index
     numbers, link = (rows[0] * N + rows[1]).unique(return_inverse=True)
+    order = scatter(torch.arange(len(link)), link, dim_size=len(numbers), reduce="min").argsort()  # of the first rows
+    numbers, link = numbers[order], order.argsort()[link]
     pairs = torch.stack([numbers // N, numbers % N])
     split = torch.full((len(src),), len(MASKS))
     for number, key in enumerate(MASKS):

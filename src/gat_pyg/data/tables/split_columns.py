@@ -83,13 +83,7 @@ def masks_by_time(
         >>> masks_by_time(frame, "year", torch.tensor([True, True, True, True]))[0]["test_mask"]
         tensor([False, False, False,  True])
     """
-    check_columns([frame], [name])
-    column = Column(frame, name)
-    kind, form = kind_of(column, slice(None))
-    if kind == "category" or (kind == "date" and not form):
-        place = f"{file_of(frame)}: {name} has values such as {shown([*column.texts, 'nothing'][0])}"
-        raise ValueError(f"{place}, expected dates or numbers. Write dates as 2021-12-31.")
-    times = quantities(column, kind, form, "")
+    times = times_of(frame, name)
     known = known & torch.from_numpy(~np.isnan(times))
     order = np.sort(times[known.numpy()])
     val, test = (max(len(order) // 5, 1) if size is None else size for size in (val, test))
@@ -106,6 +100,17 @@ def masks_by_time(
         "test_mask": known & (time >= first["test_mask"]),
     }
     return _checked(masks, place, "have more different times, or val and test other sizes"), ("time", "val", "test")
+
+
+def times_of(frame: Any, name: str) -> Any:
+    """Return the numbers of a column of dates or numbers, NaN where it is empty."""
+    check_columns([frame], [name])
+    column = Column(frame, name)
+    kind, form = kind_of(column, slice(None))
+    if kind == "category" or (kind == "date" and not form):
+        place = f"{file_of(frame)}: {name} has values such as {shown([*column.texts, 'nothing'][0])}"
+        raise ValueError(f"{place}, expected dates or numbers. Write dates as 2021-12-31.")
+    return quantities(column, kind, form, "")
 
 
 NO_FEATURE = "It is no feature, unless dataset.categories has it; dataset.ignore drops it"

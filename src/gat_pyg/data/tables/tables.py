@@ -25,7 +25,7 @@ from .graph import DEGREES, Tables, are_several, read_tables, rows_graph, with_m
 from .many import divided, drawn_masks, read_graphs
 from .programs import are_graphs
 from .roles import Roles, warn_of_header
-from .split_columns import masks_of_rows
+from .split_columns import masks_of_rows, times_of
 from .targets import Labels
 
 LISTED = 8  # columns whose names a note lists; of more it has the number
@@ -206,6 +206,9 @@ def tables(
         return result.read_from(source, notes, class_names=labels.names)
     rows_of_edges = rows_graph(of, source, is_later=like is not None)
     if masks and labels is None:
+        if time is not None:  # the latest last
+            order = torch.from_numpy(times_of(of.edges, time).argsort(kind="stable"))
+            rows_of_edges, masks = rows_of_edges.edge_subgraph(order), {key: mask[order] for key, mask in masks.items()}
         if disjoint:
             raise ValueError(
                 f"{name}: disjoint={disjoint} divides links at random, but a column divides them. Omit it."
