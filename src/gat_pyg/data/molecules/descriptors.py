@@ -30,16 +30,11 @@ def descriptors(smiles: Sequence[str]) -> Array:
     Cost: 5 to 15 ms a molecule; the last 20,000 are remembered.
 
     Example:
-        >>> alcohol, benzene = descriptors(["CCO", "c1ccccc1"])[:, names().index("MolWt")]
+        >>> alcohol, benzene = descriptors(["CCO", "c1ccccc1"]).max(1)  # the largest are the molecular weights
         >>> f"{alcohol:.2f} {benzene:.2f}"
         '46.07 78.11'
     """
-    return np.stack([_descriptors(text) for text in smiles]) if smiles else np.zeros((0, len(names())), np.float32)
-
-
-def names() -> list[str]:
-    """Return the names of the columns of `descriptors`."""
-    return [name for name, _ in needs("rdkit.Chem.Descriptors", "molecules").descList]
+    return np.stack([_descriptors(text) for text in smiles])
 
 
 def fingerprints(smiles: Sequence[str]) -> Array:
@@ -55,7 +50,7 @@ def fingerprints(smiles: Sequence[str]) -> Array:
     """
     generator = needs("rdkit.Chem.rdFingerprintGenerator", "molecules").GetMorganGenerator(RADIUS, fpSize=BITS)
     rows = [generator.GetFingerprintAsNumPy(_molecule(text)) for text in smiles]
-    return np.stack(rows).astype(np.float32) if rows else np.zeros((0, BITS), np.float32)
+    return np.stack(rows).astype(np.float32)
 
 
 @functools.lru_cache(REMEMBERED)
