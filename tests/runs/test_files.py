@@ -35,7 +35,7 @@ from gat_pyg.report.tables.general import rows_of
 from gat_pyg.runs.groups import gathered
 from gat_pyg.runs.groups import lines_of as report_lines
 from gat_pyg.runs.reference_scores import Baselines
-from gat_pyg.runs.result import BASELINES, Result, read
+from gat_pyg.runs.result import Result, read
 from gat_pyg.runs.task import task_of
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.hashing import flattened
@@ -210,11 +210,15 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, monk
     output = command("model=mlp", f"model._target_={__name__}.Constant", *settings)
     first, _ = read("outputs/results.jsonl")
     if dataset == "digits":
-        assert first.baselines is not None and first.baselines.keys() == {"linear model", "random forest", "degrees"}
+        assert first.baselines is not None and first.baselines.keys() == {
+            "neighbours' labels",
+            "linear model",
+            "random forest",
+        }
         score = max(first.baselines.values())
-        assert output.count(f"worse than {BASELINES[first.best_baseline]} ({score:.1f} %, standard error ") == 3
-        assert f"\nbaselines   linear model {first.baselines['linear model']:.1f} %, random" in output
-        assert "\ntry " in output
+        assert output.count(f"worse than the neighbours' labels ({score:.1f} %, standard error ") == 3
+        assert f"\nbaselines   neighbours' labels {score:.1f} %, linear model" in output
+        assert "\ntry         training.label_rate=0.8" in output
         data = digits().test[0]
         majority = 100 * data.y[data.test_mask].bincount().max() / 1000
         assert first.majority == pytest.approx(majority.item())

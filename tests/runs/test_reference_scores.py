@@ -1,30 +1,33 @@
-"""Baselines without a network: scikit-learn and dense products by hand, on every kind of task."""
+"""Baselines without a network: scikit-learn, linear systems and dense products by hand, on every kind of task."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import accuracy_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.utils import to_dense_adj
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_dense_adj, to_undirected
 
-from gat_pyg.data import Task, links
+from gat_pyg.data import Task, from_dataset, links, smiles, tables
+from gat_pyg.data.molecules.descriptors import descriptors, fingerprints
 from gat_pyg.runs import reference_scores as baselines
 from gat_pyg.runs.reference_scores import simple_baselines
 from gat_pyg.runs.result import Result
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
 from gat_pyg.sweeps.messages import advice, baselines_line
+from gat_pyg.tasks.encodings import GraphColumns
 from gat_pyg.tasks.nodes import NodeLabels
-from gat_pyg.tasks.targets import Targets
+from gat_pyg.tasks.targets import EdgeTargets, NodeTargets
 from tests.objectives import OBJECTIVES, quantities_of_edges_of_graphs
 
 TREES = 20
@@ -51,68 +54,163 @@ def task_of(data: Data) -> Task:
     return Task("accounts", [data], [data], [data], data.x.size(1), NodeLabels(3))
 
 
-def test_models_are_scikit_learns_on_the_columns_of_training_rows() -> None:
+def columns_of(x: Tensor, edge_index: Tensor) -> np.ndarray:
+    """Return the columns of nodes, twice those that GraphLand adds."""
+    return GraphColumns()(GraphColumns()(Data(x, edge_index))).x.double().numpy()
+
+
+def test_models_are_scikit_learns_on_the_columns_of_training_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = accounts()
-    x, y = data.x.numpy(), data.y.numpy()
+    x, y = data.x, data.y.numpy()
     train, test = data.train_mask.numpy(), data.test_mask.numpy()
-    columns = np.concatenate([x, x[:, [2]] == np.arange(5)], 1)
-    forest = RandomForestClassifier(TREES, random_state=0).fit(columns[train], y[train])
-    columns = StandardScaler().fit(columns[train]).transform(columns)
-    linear = LogisticRegression(max_iter=200).fit(columns[train], y[train])
+    columns = columns_of(torch.cat([x, x[:, [2]] == torch.arange(5)], 1), data.edge_index)
+    scaled = StandardScaler().fit(columns[train]).transform(columns)
+    models = {
+        "linear model": (LogisticRegression(max_iter=200), scaled, 1e-3),
+        "random forest": (RandomForestClassifier(TREES, random_state=0), columns, 5),
+        "boosting": (HistGradientBoostingClassifier(max_iter=10, early_stopping=False, random_state=0), columns, 1e-3),
+    }
     scores, error = simple_baselines(task_of(data))
-    assert scores["linear model"] == pytest.approx(100 * accuracy_score(y[test], linear.predict(columns[test])))
-    columns = np.concatenate([x, x[:, [2]] == np.arange(5)], 1)
-    assert scores["random forest"] == pytest.approx(100 * accuracy_score(y[test], forest.predict(columns[test])), abs=5)
-    assert scores["degrees"] < 60 < min(scores["linear model"], scores["random forest"])
+    monkeypatch.setattr(baselines, "SUFFICIENT", 50)
+    monkeypatch.setattr(baselines, "MOST", 10)
+    monkeypatch.setattr(baselines, "FEWEST", 10)
+    scores |= simple_baselines(task_of(data)).scores
+    for name, (model, its, tolerance) in models.items():
+        predicted = model.fit(its[train], y[train]).predict(its[test])
+        assert scores[name] == pytest.approx(100 * accuracy_score(y[test], predicted), abs=tolerance)
+    assert scores["neighbours' labels"] < min(scores[name] for name in models)
     share = max(scores.values()) / 100
     assert error == pytest.approx(100 * (share * (1 - share) / test.sum()) ** 0.5, rel=0.5)  # 20 bootstrap samples
 
 
-def test_pairs_have_the_features_of_both_ends_and_their_own() -> None:
+def test_pairs_have_the_columns_of_both_ends_and_their_own() -> None:
     task = quantities_of_edges_of_graphs().scored_by("rmse")
 
+    union = Batch.from_data_list([Data(data.x, data.edge_index) for data in (*task.train, *task.test) if len(data.y)])
+    columns = iter(torch.from_numpy(columns_of(union.x, union.edge_index)).split(union.ptr.diff().tolist()))
+
     def rows(graphs: list[Data]) -> list[np.ndarray]:
-        ends = [data.edge_label_index for data in graphs]
-        parts = [torch.cat([d.x[i], d.x[j], d.edge_label_attr], 1) for d, (i, j) in zip(graphs, ends, strict=True)]
-        return [torch.cat(values).double().numpy() for values in (parts, [data.y for data in graphs])]
+        parts = [
+            torch.cat([next(columns)[d.edge_label_index.t()].flatten(1), d.edge_label_attr], 1)
+            for d in graphs
+            if len(d.y)
+        ]
+        return [torch.cat(parts).numpy(), torch.cat([data.y for data in graphs]).double().numpy()]
 
     (x, y), (x_test, y_test) = rows(task.train), rows(task.test)
     errors = []
     for column, true in zip(y.T, y_test.T, strict=True):
         known, scored = ~np.isnan(column), ~np.isnan(true)
-        model = Ridge().fit(StandardScaler().fit_transform(x[known]), column[known])
+        model = RidgeCV(np.logspace(0, 4, 5)).fit(StandardScaler().fit_transform(x[known]), column[known])
         predicted = model.predict(StandardScaler().fit(x[known]).transform(x_test[scored]))
         errors.append(root_mean_squared_error(true[scored], predicted))
     assert simple_baselines(task).scores["linear model"] == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+def test_molecules_have_descriptors_and_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{end}{'C' * n}{other}" for n in range(1, 6) for end, other in ("CO", "NC", "CC", "OC(C)N"[::5])]
+    frame = pd.DataFrame({"smiles": texts, "y": np.arange(len(texts)) % 7 + 0.5})
+    task = smiles(frame, "y", val=4, test=6)
+    x, x_test = (
+        np.hstack([descriptors(its), fingerprints(its)]).astype(float)
+        for its in ([data.smiles for data in graphs] for graphs in (task.train, task.test))
+    )
+    scaler, (y, y_test) = StandardScaler().fit(x), (task.labels(split)[:, 0].numpy() for split in ("train", "test"))
+    model = RidgeCV(np.logspace(0, 4, 5)).fit(scaler.transform(x), y)
+    expected = root_mean_squared_error(y_test, model.predict(scaler.transform(x_test)))
+    scores = simple_baselines(task).scores
+    assert scores["linear model of descriptors"] == pytest.approx(expected, rel=1e-3)
+    assert scores.keys() == {"linear model of descriptors", "random forest of descriptors"}
+    monkeypatch.setattr(baselines, "is_missing", lambda package: True)
+    assert simple_baselines(task).scores.keys() == {"linear model", "random forest"}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_kind_of_task_has_baselines(name: str) -> None:
     task = OBJECTIVES[name]()
     scores, error = simple_baselines(task)
-    expected = {"node": {"degrees"}, "edge": {"degrees"}, "graph": set()}.get(task.objective.item)
-    of_links = {"popularity", "common neighbours", "Adamic-Adar"}
-    if isinstance(task.objective, Targets) and task.objective.item != "graph":
-        expected = {*expected, "one feature"}
-    assert scores.keys() == (of_links if expected is None else {"linear model", "random forest", *expected})
-    assert all(map(math.isfinite, (*scores.values(), error))) and error > 0
+    expected = {"linear model", "random forest"} | ({"neighbours' labels"} if task.shared_graph else set())
+    of_links = {"popularity", "popularity of dst", "Adamic-Adar"}
+    assert scores.keys() == (of_links if task.objective.draws_pairs else expected)
+    assert all(map(math.isfinite, (*scores.values(), error))) and (error > 0 or not any(scores.values()))
 
 
-def test_one_feature_is_the_nearest_or_none_is_nearer_than_the_mean() -> None:
-    x = np.array([[0.0, 5.0], [1.0, 5.0], [3.0, 5.0]])
-    y = np.array([[0.0, 50.0], [1.0, 70.0], [2.0, np.nan]])
-    predicted = baselines._one_feature(OBJECTIVES["quantities of nodes"](), x, y)(x + 1)
-    assert predicted.tolist() == [[1, 60], [2, 60], [4, 60]]
+def regression(y: Tensor, edge_index: Tensor, train: list[int], of_edges: bool = False) -> Task:
+    data = Data(torch.ones(int(edge_index.max()) + 2, 1), edge_index, y=y)
+    if of_edges:
+        data.edge_label_index = edge_index
+    data.train_mask = torch.zeros(len(y), dtype=torch.bool).index_fill_(0, torch.tensor(train), True)
+    data.val_mask = torch.zeros_like(data.train_mask).index_fill_(0, (~data.train_mask).nonzero()[0], True)
+    data.test_mask = ~data.train_mask & ~data.val_mask
+    return Task("harmonic", [data], [data], [data], 1, (EdgeTargets if of_edges else NodeTargets)(y.size(1)))
 
 
-def test_test_rows_change_no_model() -> None:
-    data = accounts()
-    changed = data.clone()
-    others = data.test_mask.nonzero()[1:, 0]
-    changed.x[others] += 7
-    changed.y[others] = 0
-    for before, after in zip(*(baselines._of_rows(task_of(each)) for each in (data, changed)), strict=True):
-        torch.testing.assert_close(before[1][0], after[1][0], rtol=0, atol=0)
+def test_labels_of_neighbours_are_the_harmonic_function() -> None:
+    draw = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(12, (2, 40), generator=draw)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    y = torch.randn(13, 2, generator=draw)  # the last node has no neighbour
+    y[3, 1] = math.nan
+    task = regression(y, edge_index, [1, 3, 4, 8])
+    graph = task.train[0]
+    predicted = baselines._of_neighbours(task, graph, torch.arange(13))["neighbours' labels"]
+    A = to_dense_adj(to_undirected(edge_index), max_num_nodes=13)[0].double()
+    laplacian = A.sum(1).diag() - A
+    for k in range(2):
+        known = graph.train_mask & ~y[:, k].isnan()
+        others = ~known & (A.sum(1) > 0)
+        f = y[:, k].double().clone()
+        f[others] = torch.linalg.solve(laplacian[others][:, others], A[others][:, known] @ f[known])
+        f[12] = f[known].mean()
+        torch.testing.assert_close(torch.from_numpy(predicted[:, k]), f, rtol=1e-5, atol=1e-5)
+    graph.y[graph.train_mask] = 3.0
+    assert baselines._of_neighbours(task, graph, torch.arange(13))["neighbours' labels"] == pytest.approx(3)
+
+
+def test_neighbours_of_an_edge_begin_or_end_at_the_same_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    ratings = torch.tensor([[0, 0, 1, 1, 2], [3, 4, 3, 4, 4]])  # of users and films
+    y = torch.tensor([[1.0], [3.0], [5.0], [0.0], [0.0]])
+    task = regression(y, ratings, [0, 1, 2], of_edges=True)
+    monkeypatch.setattr(baselines, "ROUNDS", 1)
+    predicted = baselines._of_neighbours(task, task.train[0], torch.tensor([0]))["neighbours' labels"]
+    # of user 2 and film 4, whose unknown ratings begin as the mean 3: (3 + (3 + 3 + 3) / 3) / 2
+    assert predicted.tolist() == [[3.0]]
+    monkeypatch.setattr(baselines, "ROUNDS", 200)
+    predicted = baselines._of_neighbours(task, task.train[0], torch.tensor([0]))["neighbours' labels"]
+    a, b = np.linalg.solve([[1 - 5 / 12, -1 / 6], [-1 / 6, 1 - 2 / 3]], [5 / 4 + 1 / 2, 1 / 2])  # of ratings 3 and 4
+    assert predicted == pytest.approx(b, rel=1e-5) and a > b
+
+
+@pytest.mark.parametrize("season", [None, 4])
+def test_an_earlier_value_of_a_series_is_the_last_or_the_seasonal_one(season: int | None) -> None:
+    T, N, window = 60, 4, 9
+    values = torch.rand(T, N, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    if season is not None:
+        values = values / 20 + 10 * torch.sin(torch.arange(T)[:, None] * 2 * math.pi / season + torch.arange(N))
+    x = torch.stack([values[step : T - window + step] for step in range(window)], 2)  # [T - window, N, window]
+    series = Data(x, torch.tensor([[0, 1, 2], [1, 2, 3]]), y=values[window:])
+    task = from_dataset(series, "series", val=10, test=10, task="node_regression")
+    y = torch.cat([data.y[:, 0] for data in task.test])
+    expected = root_mean_squared_error(y, torch.cat([data.x[:, window - (season or 1)] for data in task.test]))
+    assert simple_baselines(task).scores["earlier value"] == pytest.approx(expected, rel=1e-5) and expected < 1
+
+
+@pytest.mark.parametrize("name", ["nodes of one graph", "quantities of nodes", "edges", "edges of many graphs"])
+def test_no_test_target_is_read(name: str) -> None:
+    before, after = OBJECTIVES[name](), OBJECTIVES[name]()
+    for data in after.test:
+        mask = data.test_mask if "test_mask" in data else slice(None)
+        data.y[mask] = data.y[mask].flip(0)
+    for first, second in zip(*map(baselines._of_rows, (before, after)), strict=True):
+        assert torch.equal(first[1], second[1]) and not torch.equal(first[2], second[2])
+
+
+def test_work_is_limited_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in {"EDGES": 100, "READS": 900, "PASSED": 1000, "ELEMENTS": 1200, "TEST_ROWS": 40}.items():
+        monkeypatch.setattr(baselines, limit, value)
+    task = task_of(accounts())
+    scores = simple_baselines(task)
+    assert scores.scores.keys() == {"linear model", "random forest"} and scores == simple_baselines(task)
 
 
 def dense_scores(data: Data, src: Tensor, dst: Tensor) -> dict[str, Tensor]:
@@ -123,7 +221,6 @@ def dense_scores(data: Data, src: Tensor, dst: Tensor) -> dict[str, Tensor]:
     values = {
         "popularity": one_way.sum(1)[:, None] * one_way.sum(0),
         "popularity of dst": one_way.sum(0).expand(len(A), -1),
-        "common neighbours": A @ A,
         "Adamic-Adar": A @ weight.diag() @ A,
         "paths of length 3": A @ root.diag() @ A @ root.diag() @ A,
     }
@@ -145,10 +242,25 @@ def test_heuristics_of_links_are_dense_products(monkeypatch: pytest.MonkeyPatch,
         torch.testing.assert_close(scores, expected[name])
         assert torch.equal(y, data.y)
         names.append(name)
-    others = ["popularity of dst", "paths of length 3"] if bipartite else ["common neighbours", "Adamic-Adar"]
-    assert names == ["popularity", *others]
+    other = "paths of length 3" if bipartite else "Adamic-Adar"
+    assert names == ["popularity", "popularity of dst", other]
     monkeypatch.setattr(baselines, "NEIGHBOURS", 20)
-    assert [name for name, *_ in baselines._of_links(task)] == ["popularity", "popularity of dst"][: 1 + bipartite]
+    assert [name for name, *_ in baselines._of_links(task)] == ["popularity", "popularity of dst"]
+
+
+def test_recent_popularity_counts_the_latest_links_of_training() -> None:
+    rows = [(f"u{n % 13}", f"film{n * n % 11}", 2000 + n) for n in range(40)]
+    frame = pd.DataFrame([*rows[::2], *rows[1::2]], columns=["user", "film", "year"])
+    task = tables(None, frame, time="year", val=6, test=8)
+    data = task.objective.example(task.test[0], "test")
+    names = task.source["ids"][1]
+    first: dict[tuple[str, str], int] = {}
+    for user, film, year in rows:
+        first.setdefault((user, film), year)
+    latest = sorted((year, film) for (_, film), year in first.items() if year < 2026)[-int(data.y.sum()) :]
+    expected = [sum(film == names[dst - 13] for _, film in latest) for dst in data.edge_label_index[1].tolist()]
+    (scores,) = (scores for name, scores, _ in baselines._of_links(task) if name == "recent popularity")
+    assert scores.tolist() == expected and len({*expected}) > 1
 
 
 # In results ---------------------------------------------------------------------------------------------------------
@@ -159,10 +271,12 @@ def settings_of(*overrides: str) -> Settings:
         return Settings.parse(compose("config", list(overrides)))
 
 
-def result_of(task: Task, best: str = "degrees", epochs: int = 60, best_epoch: int = 40) -> Result:
+def result_of(task: Task, best: str = "popularity", epochs: int = 60, best_epoch: int = 40) -> Result:
     name, worst = task.objective.metric.name, -task.objective.metric.better(1e6)
     scores = {"linear model": worst / 2, best: 0.0}
-    return Result("GAT", "own", name, worst, 0, epochs, best_epoch, 0.0, 1.0, 0.1, 9, baselines=scores)
+    return Result(
+        "GAT", "own", name, worst, 0, epochs, best_epoch, 0.0, 1.0, 0.1, 9, baselines=scores, item=task.objective.item
+    )
 
 
 def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +311,7 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
             "nodes of one graph",
             (),
             {},
-            "edges in both directions (messages follow the edges, which have one), encoding=degree",
+            "edges in both directions (messages follow the edges, which have one)",
         ),
         ("nodes of one graph", (), {"best_epoch": 2}, "training.lr=0.007 (the best epoch was 2), edges in both"),
         (
@@ -209,6 +323,11 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
         ("graphs", ("model=gin",), {"best": "random forest"}, "edges in both directions"),
         ("graphs", (), {"best": "random forest"}, "encoding=rwse, model=gin"),
         ("links", ("encoding=degree",), {}, "+model.decoder=mlp"),
+        ("links", (), {}, "encoding=degree, "),
+        ("nodes of one graph", (), {"best": "boosting"}, "encoding=columns, "),
+        ("nodes of one graph", (), {"best": "neighbours' labels"}, "training.label_rate=0.8, "),
+        ("quantities of nodes", (), {"best": "earlier value"}, "model.change=true, "),
+        ("graphs", (), {"best": "boosting of descriptors"}, "dataset.descriptors=true, "),
     ],
 )
 def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, expected) -> None:

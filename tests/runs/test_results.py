@@ -313,9 +313,9 @@ NEAR = "within one standard error of "
 @pytest.mark.parametrize(
     ("metric", "value", "fields", "expected"),
     [
-        ("accuracy", 71.6, BELOW, "worse than a random forest of the features alone (74.0 %, standard error 2.3 %)"),
+        ("accuracy", 71.6, BELOW, "worse than a random forest of the features (74.0 %, standard error 2.3 %)"),
         ("accuracy", 71.8, BELOW, ""),  # within one standard error
-        ("rmse", 77.0, BELOW, "worse than a linear model of the features alone (70.000, standard error 2.300)"),
+        ("rmse", 77.0, BELOW, "worse than a linear model of the features (70.000, standard error 2.300)"),
         ("rmse", 60.0, BELOW, ""),
         ("accuracy", math.nan, BELOW, "worse than a random forest"),
         ("accuracy", 50.0, {"majority": 60.0, **BELOW}, "no better than predicting the majority class for every node"),

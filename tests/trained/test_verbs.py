@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.report import explanation_figure
 from gat_pyg.runs.reproduce import command_of
+from gat_pyg.runs.result import Result
 from gat_pyg.runs.task import task_of
 from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
@@ -244,7 +246,8 @@ def test_a_level_adds_sets_and_intervals(
     assert evaluate(run, level=0.6).uncertainty == seeds.text(0.6)
     capsys.readouterr()
     command("predict", str(run), "--level", "0.6", "--out", str(tmp_path / "p.csv"))
-    assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / 'p.csv'}\n{seeds.text(0.6)}\n"
+    text = f"{len(frame)} predictions in {tmp_path / 'p.csv'}\n{seeds.text(0.6)}\n"
+    assert capsys.readouterr().out.startswith(text)
     run, files = trained(kinds["molecules.csv"])
     frame = predict(run, files, level=0.5)
     width = calibration(run).at(0.5, calibration(run).quantiles)[0]
@@ -322,13 +325,21 @@ def test_wrong_usage_has_a_message(arguments: list[str], message: str, status: i
     assert re.search(message, error) and "Traceback" not in error
 
 
-def test_the_command_writes_json_lines_and_parquet(trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_writes_json_lines_and_parquet(
+    trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     run, _ = trained(KINDS[0])
     frame = predict(run, seed=1)
     capsys.readouterr()  # of the training, if this test is the first
-    for name, read in (("p.jsonl", partial(pd.read_json, lines=True)), ("p.parquet", pd.read_parquet)):
+    below = Result("GAT", "own", "accuracy", 50.0, 1, 9, 8, 50.0, 1.0, 0.1, 9, baselines={"neighbours' labels": 90.0})
+    text = "the test score accuracy 50.0 % is worse than the neighbours' labels (90.0 %, standard error 0.0 %)"
+    for name, read, result, warning in (
+        ("p.jsonl", partial(pd.read_json, lines=True), replace(below, value=91.0), ""),
+        ("p.parquet", pd.read_parquet, below, f"warning: {text}; try training.label_rate=0.8\n"),
+    ):
+        monkeypatch.setattr("gat_pyg.trained.trained.result_in", lambda folder, result=result: result)
         command("predict", str(run), "--seed", "1", "--out", str(tmp_path / name))
-        assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n"
+        assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n{warning}"
         pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
     command("evaluate", str(run), "--seed", "1")

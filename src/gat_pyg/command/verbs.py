@@ -28,7 +28,8 @@ TRAIN = "train"  # the verb of a command without one
 
 def _predictions(frame: Any, *, out: str = "predictions.csv", level: float | None = None) -> str:
     uncertainty = "" if level is None else f"\n{frame.attrs['uncertainty']}"
-    return f"{len(frame):,} predictions in {out}{uncertainty}"
+    warning = f"\nwarning: {frame.attrs['warning']}" if "warning" in frame.attrs else ""
+    return f"{len(frame):,} predictions in {out}{uncertainty}{warning}"
 
 
 def _explanation(explained: Any, *, out: str = "explanation.png") -> str:

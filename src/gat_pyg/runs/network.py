@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -212,15 +212,19 @@ def _change(factory: ModelFactory, task: Task) -> Around:
 
 
 def earlier_values(task: Task) -> tuple[list[int], list[int], float]:
-    """Return the features of nodes near to a target, the nearest to each, and their typical spread, in training rows.
-
-    There are none if one is not nearer than the mean to each target.
-    """
+    """Return the features of nodes near to a target, the nearest to each, and their spread, as `nearest_features`."""
     if task.objective.item != "node" or not isinstance(task.objective, Targets):
         return [], [], 1.0
     masks = [slice(None) if task.has_many_graphs else data.train_mask for data in task.train]
     x = torch.cat([task.features(data)[mask] for data, mask in zip(task.train, masks, strict=True)]).double()
-    y = task.labels("train").double()
+    return nearest_features(x, task.labels("train").double())
+
+
+def nearest_features(x: Tensor, y: Tensor) -> tuple[list[int], list[int], float]:
+    """Return the columns of x `[n, F]` near to a target, the nearest to each of y `[n, K]`, and their typical spread.
+
+    There are none if one is not nearer than the mean to each target.
+    """
     errors = torch.stack([(x - column[:, None]).square().nanmean(0) for column in y.unbind(1)])  # [K, F]
     variance = (y - y.nanmean(0)).square().nanmean(0)
     near = errors < torch.maximum(variance, y.square().nanmean(0) / 16)[:, None]  # within 25 % of a level

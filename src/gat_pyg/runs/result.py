@@ -23,16 +23,19 @@ from ..tasks.metrics import metric_named
 
 RESULT, CONFIG, CHECKPOINT, METRICS = "result.json", "config.yaml", "last.ckpt", "metrics.csv"
 ERRICA = "Errica's protocol"  # a study
-BASELINES = {  # descriptions of `Result.baselines`
-    "linear model": "a linear model of the features alone",
-    "random forest": "a random forest of the features alone",
-    "degrees": "a linear model of the degrees alone",
-    "one feature": "one feature as it is",
-    "popularity": "popularity, the product of the degrees",
-    "popularity of dst": "the degree of the second end",
-    "common neighbours": "the number of common neighbours",
-    "Adamic-Adar": "the Adamic-Adar index",
-    "paths of length 3": "the paths of length 3",
+_COLUMNS = {"node": "encoding=columns", "edge": "encoding=columns"}  # by `Result.item`
+_DEGREES, _RDKIT = {"link": "encoding=degree"}, {"graph": "dataset.descriptors=true"}
+_MODELS = {"linear model": "a linear model", "random forest": "a random forest", "boosting": "boosted trees"}
+BASELINES = {  # descriptions of `Result.baselines`, and the settings that give the network what they have
+    "neighbours' labels": ("the neighbours' labels", {"node": "training.label_rate=0.8"}),
+    **{name: (f"{text} of the features", _COLUMNS) for name, text in _MODELS.items()},
+    **{f"{name} of descriptors": (f"{text} of RDKit's descriptors", _RDKIT) for name, text in _MODELS.items()},
+    "earlier value": ("an earlier value", {"node": "model.change=true"}),
+    "popularity": ("popularity, the product of the degrees", _DEGREES),
+    "popularity of dst": ("the degree of the second end", _DEGREES),
+    "recent popularity": ("the number of the second end's latest links", _DEGREES),
+    "Adamic-Adar": ("the Adamic-Adar index", {}),
+    "paths of length 3": ("the paths of length 3", {}),
 }
 SOURCE = "gat_pyg source"  # a key of `Result.versions`
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
@@ -110,7 +113,14 @@ class Result:
         metric, score, error = metric_named(self.metric), self.baselines[name], self.baselines_error or 0.0
         if metric.better(self.value) >= metric.better(score) - error:
             return ""
-        return f"worse than {BASELINES.get(name, name)} ({metric.value(score)}, standard error {metric.value(error)})"
+        text, _ = BASELINES.get(name, (name, {}))
+        return f"worse than {text} ({metric.value(score)}, standard error {metric.value(error)})"
+
+    @property
+    def remedy(self) -> str:
+        """The setting that gives the network what the best baseline has, else ""."""
+        _, settings = BASELINES.get(self.best_baseline, ("", {}))
+        return settings.get(self.item, "")
 
     @property
     def near_constant(self) -> str:

@@ -86,22 +86,23 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
     x = task.features(task.train[0])
     early = 0 < result.best_epoch <= 5 < result.epochs - result.best_epoch
     late = result.epochs >= settings.max_epochs and result.best_epoch > 0.9 * result.epochs
+    chosen = {"encoding": settings.encoding.target, "training": training.label_rate, "model": model.get("change")}
+    chosen["dataset"] = "graph_attr" in task.train[0]
     hints = {
+        result.remedy: bool(result.remedy) and not chosen[result.remedy.replace("=", ".").partition(".")[0]],
         f"training.lr={training.lr / 3:.1g} (the best epoch was {result.best_epoch})": early,
         f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
         "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool(OneHot([x]).sizes),
         "edges in both directions (messages follow the edges, which have one)": _is_directed(task),
-        "encoding=degree": str(result.best_baseline).startswith(("degrees", "popularity"))
-        and settings.encoding.target is None,
         "encoding=rwse": item == "graph" and settings.encoding.target is None,
         "+model.decoder=mlp": item == "link" and model.get("decoder") is None,
         "model=gin": item == "graph" and kind not in ("GIN", "GINE"),
     }
-    chosen = [hint for hint, fits in hints.items() if fits]
+    fitting = [hint for hint, fits in hints.items() if fits]
     group = "node" if item == "edge" else item
     search = f"a search of 96 settings by gat-pyg -m search={group} with the settings of the data"
-    return ", ".join(chosen or [f"training.lr={training.lr / 3:.1g}", f"training.lr={training.lr * 3:.1g}", search])
+    return ", ".join(fitting or [f"training.lr={training.lr / 3:.1g}", f"training.lr={training.lr * 3:.1g}", search])
 
 
 def _is_directed(task: Task) -> bool:

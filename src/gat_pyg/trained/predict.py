@@ -67,7 +67,8 @@ def predict(
     **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
     probabilities and a column `class_set`, for a table `TARGET_set`: the classes in the set of this level, the
     most probable one first. Of a regression, `..._low` and `..._high` are the ends of an interval. See `Calibration`,
-    whose text is in `attrs["uncertainty"]` of the table.
+    whose text is in `attrs["uncertainty"]` of the table. `attrs["warning"]` says if the test score of the run was worse
+    than that of a baseline.
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
@@ -111,6 +112,7 @@ def predict(
     else:
         rows = selected(trained, data)
         frame = table(trained, rows, keep, calibration, level or 0.9)
+    frame.attrs |= {"warning": trained.warning} if trained.warning else {}
     if write is not None:
         write(frame)
     if calibration is not None and level is not None:

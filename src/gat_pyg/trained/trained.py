@@ -22,10 +22,12 @@ from ..data.reader import Rows
 from ..data.rows import column_name, read_rows
 from ..models.encoders import num_unknown
 from ..runs.model_file import seeds_of
+from ..runs.result import result_in
 from ..runs.task import settings_of, task_of
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
+from ..tasks.metrics import metric_named
 from ..tasks.model import Inputs, graph_of_nodes
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import MASKS, Objective, any_known
@@ -96,6 +98,15 @@ class Trained:
         """The folders of the seeds; of a run of one seed, that of the run by the key None."""
         seeds = [seed for seed in seeds_of(self.folder) if self.seed in (None, "all", seed)]
         return {seed: self.folder / f"seed-{seed}" for seed in seeds} or {None: self.folder}
+
+    @property
+    def warning(self) -> str:
+        """A warning if the test score of each seed is worse than the best baseline's, else ""."""
+        first, *others = map(result_in, self.folders.values())
+        if first is None or not all(result and result.below_baseline for result in (first, *others)):
+            return ""
+        remedy = f"; try {first.remedy}" if first.remedy else ""
+        return f"the test score {metric_named(first.metric).text(first.value)} is {first.below_baseline}{remedy}"
 
     @cached_property
     def task(self) -> Task:

@@ -36,7 +36,7 @@ class Column(NamedTuple):
 NAMING = ("model._target_", *(f"model.{label}" for label in LABELS))  # settings that say which model it is
 
 WITHOUT_NETWORK = (
-    "Baselines are without a network, on the same splits: models of the features alone, of the degrees alone, or "
+    "Baselines are without a network, on the same splits: models of the features, neighbours' labels, or "
     "heuristics of links. They have no rank, and a standard deviation over several splits only."
 )
 
