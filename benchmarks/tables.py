@@ -179,12 +179,58 @@ Files = dict[str, Any]  # frames by the names of their files, arrays by theirs
 
 
 class Case(NamedTuple):
-    """Generated files with a signal, the settings of the command, and two changes of the files."""
+    """Generated files with a signal, the settings of the command, and the file and the column of the targets."""
 
     files: Callable[..., Files]  # of a generator of random numbers, and optionally a size
     settings: tuple[str, ...]
-    shuffled: Callable[[Files, np.random.Generator], None]  # permutes the targets
-    changed: Callable[[Files, np.random.Generator], None]  # replaces features and targets of the test rows
+    file: str
+    target: str
+
+    def shuffle(self, files: Files, draw: np.random.Generator) -> None:
+        """Permute the targets."""
+        content = files[self.file]
+        if isinstance(content, list):
+            labels = draw.permutation([graph["graph"][self.target] for graph in content])
+            for graph, label in zip(content, labels.tolist(), strict=True):
+                graph["graph"][self.target] = label
+            return
+        y = np.asarray(content[self.target])
+        content[self.target] = draw.permutation(y.ravel()).reshape(y.shape)
+
+    def change(self, files: Files, draw: np.random.Generator, features: bool = True) -> None:
+        """Replace the targets of the test rows; with `features`, also theirs, by what no other row has."""
+        content = files[self.file]
+        if isinstance(content, list):
+            for graph in content:
+                if graph["graph"]["part"] == "test":
+                    graph["graph"][self.target] = {"yes": "no", "no": "yes"}[graph["graph"][self.target]]
+                    for node in graph["nodes"] if features else ():
+                        node.update(kind="unseen", size=1000 * node["size"])
+                    graph["links"] = graph["links"][features:]
+            return
+        if isinstance(content, dict):
+            test = content["test_mask"]
+            content[self.target][test] *= -3
+            if features:
+                content["x"][test] = 1000 * draw.normal(size=content["x"][test].shape)
+            return
+        test = (content["part"] == "test").to_numpy()
+        for name in content.columns.difference(["id", "src", "dst", "user", "item", "part"]):
+            values = content.loc[test, name]
+            if name == self.target:
+                numeric = values.dtype.kind == "f"
+                content.loc[test, name] = values * -300 if numeric else draw.permutation(values)
+            elif features:
+                content.loc[test, name] = unseen(name, values)
+
+
+def unseen(name: str, values: pd.Series) -> Any:
+    """Return values that no other row has: large numbers, later dates, new categories and atoms."""
+    if name == "smiles":
+        return "[Si]" + values
+    if values.dtype.kind == "M":
+        return pd.Timestamp("2099-12-31")
+    return values * -300 if values.dtype.kind in "if" else "unseen"
 
 
 def graph(draw: np.random.Generator, nodes: int = 1000) -> Files:
@@ -252,84 +298,47 @@ def series(draw: np.random.Generator, steps: int = 300, sensors: int = 20) -> Fi
     return {"series.npz": {"x": x, "y": values[3 : steps + 3].astype(np.float32), "edge_index": edge_index, **masks}}
 
 
-def permuted(file: str, column: str) -> Callable[[Files, np.random.Generator], None]:
-    def change(files: Files, draw: np.random.Generator) -> None:
-        files[file][column] = draw.permutation(np.asarray(files[file][column]).ravel()).reshape(
-            np.shape(files[file][column])
-        )
-
-    return change
-
-
-def in_test_rows(file: str) -> Callable[[Files, np.random.Generator], None]:
-    """Return a change of a file's test rows: large and missing numbers, unseen categories, other targets."""
-
-    def change(files: Files, draw: np.random.Generator) -> None:
-        table = files[file]
-        if isinstance(table, dict):
-            test = table["test_mask"]
-            table["x"][test] = 1000 * draw.normal(size=table["x"][test].shape)
-            table["y"][test] *= -3
-            return
-        test = (table["part"] == "test").to_numpy()
-        for name in table.columns.difference(["id", "src", "dst", "user", "item", "part"]):
-            values = table.loc[test, name]
-            if name in ("kind", "disputed"):
-                table.loc[test, name] = draw.permutation(values)
-            elif name == "smiles":
-                table.loc[test, name] = "[Si]" + values
-            elif values.dtype.kind == "M":
-                table.loc[test, name] = pd.Timestamp("2099-12-31")
-            elif values.dtype.kind in "if":
-                table.loc[test, name] = values * -300
-            else:
-                table.loc[test, name] = "unseen"
-
-    return change
+def graphs(draw: np.random.Generator, count: int = 300) -> Files:
+    """Rings of nodes with a number and a kind; the class of a graph is whether most nodes are of the first kind."""
+    result = []
+    for number in range(count):
+        N = int(draw.integers(4, 9))
+        kinds = draw.choice(["a", "b"], N)
+        label = "yes" if (kinds == "a").sum() > N / 2 else "no"
+        nodes = [{"id": i, "kind": str(kind), "size": float(draw.normal())} for i, kind in enumerate(kinds)]
+        links = [{"source": i, "target": (i + 1) % N} for i in range(N)]
+        result.append({"graph": {"label": label, "part": PARTS[number % len(PARTS)]}, "nodes": nodes, "links": links})
+    return {"graphs.json": result}
 
 
 # without batch norm, whose mean and variance are over all nodes of a graph, those of the test too
-TABLES = ("dataset=tables", "dataset.edges=edges.csv", "split.column=part")
+TABLES = ("dataset=tables", "split.column=part")
+GRAPH = (*TABLES, "dataset.nodes=nodes.csv", "dataset.edges=edges.csv")
 CASES = {
-    "node classes": Case(
-        graph,
-        (*TABLES, "dataset.nodes=nodes.csv", "dataset.target=kind", "dataset.ignore=[total]"),
-        permuted("nodes.csv", "kind"),
-        in_test_rows("nodes.csv"),
-    ),
-    "quantities of nodes": Case(
-        graph,
-        (*TABLES, "dataset.nodes=nodes.csv", "dataset.target=total", "dataset.ignore=[kind]"),
-        permuted("nodes.csv", "total"),
-        in_test_rows("nodes.csv"),
-    ),
+    "node classes": Case(graph, (*GRAPH, "dataset.target=kind", "dataset.ignore=[total]"), "nodes.csv", "kind"),
+    "quantities of nodes": Case(graph, (*GRAPH, "dataset.target=total", "dataset.ignore=[kind]"), "nodes.csv", "total"),
     "edge classes": Case(
-        graph,
-        (*TABLES, "dataset.nodes=nodes.csv", "dataset.target=disputed", "dataset.ignore=[kind,total]"),
-        permuted("edges.csv", "disputed"),
-        in_test_rows("edges.csv"),
+        graph, (*GRAPH, "dataset.target=disputed", "dataset.ignore=[kind,total]"), "edges.csv", "disputed"
     ),
-    "links": Case(
-        ratings,
-        (*TABLES, "model.encoder=32"),
-        permuted("edges.csv", "item"),
-        in_test_rows("edges.csv"),
-    ),
+    "links": Case(ratings, (*TABLES, "dataset.edges=edges.csv", "model.encoder=32"), "edges.csv", "item"),
     "molecules": Case(
-        molecules,
-        ("dataset=smiles", "dataset.path=data.csv", "dataset.target=y", "split.column=part"),
-        permuted("data.csv", "y"),
-        in_test_rows("data.csv"),
+        molecules, ("dataset=smiles", "dataset.path=data.csv", "dataset.target=y", "split.column=part"), "data.csv", "y"
     ),
-    "series": Case(
-        series, ("dataset=file", "dataset.path=series.npz"), permuted("series.npz", "y"), in_test_rows("series.npz")
+    "graph classes": Case(
+        graphs, (*TABLES, "dataset.graph=graphs.json", "dataset.target=label"), "graphs.json", "label"
     ),
+    "series": Case(series, ("dataset=file", "dataset.path=series.npz"), "series.npz", "y"),
 }
 
 
 def save_files(files: Files, folder: Path) -> None:
     for file, content in files.items():
-        np.savez(folder / file, **content) if isinstance(content, dict) else content.to_csv(folder / file, index=False)
+        if isinstance(content, list):
+            (folder / file).write_text(json.dumps(content))
+        elif isinstance(content, dict):
+            np.savez(folder / file, **content)
+        else:
+            content.to_csv(folder / file, index=False)
 
 
 def trained(case: Case, files: Files, *settings: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -361,7 +370,7 @@ def leaks(options: argparse.Namespace, record: dict[str, Any], save: Callable[[]
         if name not in options.cases:
             continue
         same = {}
-        for change in (None, case.shuffled, case.changed):
+        for change in (None, case.shuffle, case.change):
             draw = np.random.default_rng(0)
             files = case.files(draw)
             if change is not None:

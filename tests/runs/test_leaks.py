@@ -1,0 +1,59 @@
+"""No leak from test rows: other targets and features of theirs leave the trained weights the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import gat_pyg
+from tests.commands import Command, runs, weights
+
+SIZES = {"links": 200, "molecules": 40, "graph classes": 40, "series": 20}  # rows; of nodes 60
+NODES = ("node classes", "quantities of nodes")
+FEATURES = [  # kinds of data with a setting; other features and targets of the test rows
+    *((kind, "") for kind in (*NODES, "edge classes", "links", "molecules", "graph classes", "series")),
+    *((kind, "encoding=columns") for kind in (*NODES, "edge classes")),
+]
+TARGETS = [(kind, "training.label_rate=0.8") for kind in NODES]  # other targets, which leave the predictions too
+
+
+@pytest.fixture(scope="module")
+def tables() -> Iterator[Any]:
+    """The benchmark of leaks, which has the files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+        import tables
+
+        yield tables
+
+
+@pytest.mark.filterwarnings("ignore:.*(not a category|no training molecule|outside)")
+@pytest.mark.parametrize(
+    ("kind", "setting", "features"), [*((*case, True) for case in FEATURES), *((*case, False) for case in TARGETS)]
+)
+def test_test_rows_do_not_reach_the_training(
+    kind: str, setting: str, features: bool, tables: Any, command: Command, tmp_path: Path, monkeypatch: Any
+) -> None:
+    case, trained, predicted = tables.CASES[kind], [], []
+    for name in ("plain", "changed"):
+        files = case.files(np.random.default_rng(0), SIZES.get(kind, 60))
+        if name == "changed":
+            case.change(files, np.random.default_rng(1), features)
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        tables.save_files(files, folder)
+        command(*case.settings, *setting.split(), "outputs=outputs", "baselines=false", "training.max_epochs=3")
+        (run,) = runs()
+        trained.append(weights(run))
+        predicted.append(None if features else gat_pyg.predict(run).select_dtypes("number"))
+    plain, changed = trained
+    assert {key for key, values in plain.items() if not torch.equal(values, changed[key])} == set()
+    if not features:
+        pd.testing.assert_frame_equal(*predicted, check_exact=True)
