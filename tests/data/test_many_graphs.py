@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gat_pyg.data import from_file, tables
+from gat_pyg.data import from_file, from_networkx, tables
 from gat_pyg.data.content_hash import content_of
 from gat_pyg.data.rows import read_rows
 
@@ -115,6 +115,16 @@ def test_labels_of_some_graphs_folds_and_a_column_of_splits(tmp_path: Path):
     of_ids = tables(nodes, edges.drop(columns="graph"), "ring", graphs=frame, val=4, test=4)
     task = tables(nodes, edges, "ring", graphs=frame, val=4, test=4)
     assert all(torch.equal(a.edge_index, b.edge_index) for a, b in zip(task.train, of_ids.train, strict=True))
+
+
+def test_graphs_without_attributes_have_ones():
+    rings = [nx.cycle_graph(3 + number % 4, nx.Graph) for number in range(G)]
+    for number, graph in enumerate(rings):
+        graph.graph["odd"] = number % 2
+    task = from_networkx(rings, "odd")
+    assert all(torch.equal(graph.x, torch.ones(len(graph.x), 1)) for graph in task.train)
+    (row,), *_ = read_rows(task.preparation, nx.cycle_graph(9))
+    assert torch.equal(row.x, torch.ones(9, 1)) and row.edge_index.size(1) == 18
 
 
 def test_what_is_missing_is_named(tmp_path: Path):

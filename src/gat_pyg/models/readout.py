@@ -32,7 +32,8 @@ class GraphFeatures(nn.Module):
     Args:
         categories, edge_categories: as in `gat_pyg.models.encoders.Encoder`, for x and edge_attr; continuous columns
             are not counted. None: no features of edges. Without both, the only columns are those of `graph_attr`.
-        mean, std: `[D]`, those of each column over the training graphs; columns with a deviation of 0 become 0.
+        mean, std: `[D]`, those of each column over the training graphs; columns with a deviation of 0 become 0. Without
+            them, nothing is standardised.
 
     Example:
         >>> columns = GraphFeatures([3], mean=[0.0] * 5, std=[1.0] * 5)
@@ -69,27 +70,13 @@ class GraphFeatures(nn.Module):
         batch_size: int | None = None,
         graph_attr: Tensor | None = None,
     ) -> Tensor:
-        """Return `[G, D]`, standardised."""
+        """Return `[G, D]`, standardised if the mean is known."""
         width = 0 if graph_attr is None else graph_attr.size(1)
-        if width != self.graph_dim:
+        if len(self.mean) and width != self.graph_dim:
             raise ValueError(
                 f"graph_attr has {width} columns for each graph, expected (G, {self.graph_dim}) as in training: the "
                 "descriptors of a molecule, or the columns of a table of graphs. Predict from a file of the same form."
             )
-        columns = self.raw(x, edge_index, edge_attr, batch, batch_size, graph_attr)
-        scaled = (columns - self.mean) / torch.where(self.std > 0, self.std, torch.inf)
-        return scaled.clamp(-LIMIT, LIMIT)
-
-    def raw(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
-        graph_attr: Tensor | None = None,
-    ) -> Tensor:
-        """Return `[G, D]` before it is standardised."""
         columns = []
         batch = x.new_zeros(x.size(0), dtype=torch.long) if batch is None else batch
         if self.node is not None:
@@ -99,7 +86,10 @@ class GraphFeatures(nn.Module):
             if self.edge is not None and edge_attr is not None:
                 rows.append((self.edge(edge_attr)[:, self.edge.categories.count(0) :], of_edges))
             columns = [scatter(ones, graph, 0, batch_size, "sum").log1p() for ones, graph in rows]
-        return torch.cat(columns if graph_attr is None else [*columns, graph_attr], 1)
+        result = torch.cat(columns if graph_attr is None else [*columns, graph_attr], 1)
+        if not len(self.mean):
+            return result
+        return ((result - self.mean) / torch.where(self.std > 0, self.std, torch.inf)).clamp(-LIMIT, LIMIT)
 
 
 class Readout(Wrapper):

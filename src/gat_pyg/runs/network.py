@@ -186,7 +186,7 @@ def _graph_features(task: Task, counts: bool) -> Around:
     categories = [*_columns(task, "x"), *[0] * task.num_encodings] if counts else None
     of_edges = _columns(task, "edge_attr") if counts and task.edge_dim is not None else None
     options: Options = {"categories": categories, "edge_categories": of_edges}
-    inputs, count = Inputs(frozenset({"edge_index", *FIELDS, "batch", "batch_size"})), GraphFeatures(**options).raw
+    inputs, count = Inputs(frozenset({"edge_index", *FIELDS, "batch", "batch_size"})), GraphFeatures(**options)
     parts, collate = torch.arange(len(task.train)).split(CHUNK), Collate(task.train)
     rows = torch.cat([inputs.call(count, collate(part.tolist())) for part in parts]).double()
     std = scale(rows.std(0, correction=0), rows.mean(0), torch.float32)

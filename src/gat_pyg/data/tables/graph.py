@@ -217,7 +217,7 @@ def numbered(ends: Sequence[Ids], sides: Sequence[Any], place: str) -> Tensor:
 def rows_graph(of: Tables, source: Mapping[str, Any], is_later: bool = True) -> Data:
     """Return the graph with x and with the rows of edges as `edge_index` [2, M] and `edge_attr` [M, D].
 
-    Without features of nodes, x is their ids.
+    Without features of nodes, x is their ids, or ones in many graphs.
 
     Args:
         of: the tables.
@@ -225,7 +225,8 @@ def rows_graph(of: Tables, source: Mapping[str, Any], is_later: bool = True) -> 
         is_later: warn of columns that differ from those of the training.
     """
     nodes, edges = (Features(source["columns"].get(item) or {}, missing=source["missing"]) for item in ("node", "edge"))
-    x = nodes(of.nodes, is_later) if nodes.columns else node_ids(len(of.ids))
+    without = node_ids(len(of.ids)) if of.graphs is None else torch.ones(len(of.nodes), 1)
+    x = nodes(of.nodes, is_later) if nodes.columns else without
     return Data(x, of.edge_index, edges(of.edges, is_later) if edges.columns else None)
 
 

@@ -191,7 +191,7 @@ def tables(
     }
     if labels is not None:
         source["target"] = labels.describe()
-    if not source["columns"].get("node"):
+    if not source["columns"].get("node") and of.graphs is None:
         source["ids"] = [side.tolist() for side in of.sides]
     uses = {"target": ", ".join(targets), "split": column, "time": time}
     notes = [f"{name}: {note}" for note in _notes(of, source["reverse"], labels, uses, fitted)]
