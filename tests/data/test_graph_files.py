@@ -290,6 +290,7 @@ def test_what_a_file_of_matlab_holds_is_listed(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"none.gml does not exist. Give the path of a graph: .graphml"):
         from_networkx(tmp_path / "none.gml")
     sp.save_npz(tmp_path / "m.npz", sp.eye_array(3).tocsr())
+    (tmp_path / "e.csv").touch()
     for name, hint in {
         "m.npz": "For scipy.sparse.save_npz, choose dataset=tables dataset.graph=",
         "two.mat": "Read it by dataset=tables dataset.graph=two.mat dataset.target=ATTRIBUTE",

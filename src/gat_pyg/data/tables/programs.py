@@ -94,25 +94,22 @@ def graphs_tables(data: Any) -> GraphTables:
         >>> tables.graphs.to_dict("list"), tables.edges.columns.tolist()
         ({'graph': [0, 1], 'toxic': ['no', 'yes']}, ['graph', 'source', 'target'])
     """
-    if not isinstance(data, (str, Path)):
-        several = data if isinstance(data, (list, tuple)) else [data]
-        listed = [
-            [_of_networkx(g, f"graph {n}")] if hasattr(g, "nodes") else _records(g) for n, g in enumerate(several)
+    several, name = [*data] if isinstance(data, (list, tuple)) else [data], "graphs"
+    with TemporaryDirectory() as folder:
+        if isinstance(data, (str, Path)):
+            path = Path(data).expanduser()
+            name, is_archive = path.name, path.suffix.lower() == ".zip" and path.is_file()
+            if is_archive:
+                ZipFile(path).extractall(folder)
+            files = sorted((Path(folder) if is_archive else path).rglob("*"))
+            several = [path] if path.is_file() and not is_archive else [f for f in files if f.suffix.lower() in SEVERAL]
+            if not several:
+                raise ValueError(f"{name} has no graphs, expected files that end in {', '.join(SEVERAL)}.")
+        graphs = [
+            [_of_networkx(each, f"graph {n}")] if hasattr(each, "nodes") else _records(each)
+            for n, each in enumerate(several)
         ]
-        return _tables([*chain(*listed)], "graphs", of_many=True)
-    path = Path(data).expanduser()
-    if path.suffix.lower() == ".zip" and path.is_file():
-        with TemporaryDirectory() as folder, ZipFile(path) as archive:
-            archive.extractall(folder)
-            return _of_folder(Path(folder), path.name)
-    return _of_folder(path, path.name) if path.is_dir() else _tables(_records(path), path.name, of_many=True)
-
-
-def _of_folder(folder: Path, name: str) -> GraphTables:
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in SEVERAL and file.is_file()]
-    if not files:
-        raise ValueError(f"{name} has no graphs, expected files that end in {', '.join(SEVERAL)}.")
-    return _tables([*chain(*map(_records, files))], name, of_many=True)
+    return _tables([*chain(*graphs)], name, of_many=True)
 
 
 def _records(path: str | Path) -> list[Graph]:
@@ -293,10 +290,11 @@ def _tables(graphs: Sequence[Graph], name: str, of_many: bool = False) -> GraphT
     column = _free([*chain(*chain(*rows)), *of_graphs], ("graph", "of_graph")) if of_many else ""
     keys = [{column: key} if of_many else {} for key in _names(graphs)]
     rows = [[[key | row for row in part] for key, part in zip(keys, parts, strict=True)] for parts in rows]
-    frames = [pd.DataFrame([*chain(*parts)]) for parts in rows]
+    nodes, edges = (pd.DataFrame([*chain(*parts)]) for parts in rows)
+    frames = [nodes, edges if len(edges) or not of_many else pd.DataFrame([], columns=[column, src, dst], dtype=object)]
     if not len(frames[0]) or id not in frames[0]:
         raise _UnreadableError(f"{name} has no nodes with {id}, expected at least one.")
-    if not len(frames[1]):
+    if not len(frames[1]) and not of_many:
         raise _UnreadableError(f"{name} has no edges, expected at least one.")
     if of_many:
         frames.append(pd.DataFrame([key | values for key, values in zip(keys, of_graphs, strict=True)]))
