@@ -47,7 +47,7 @@ SEARCHES = {
     "slow": "troubleshooting",
     "glossary": "glossary",
     "cite": "cite",
-    "molecules": "own-data",
+    "molecules": "molecules",
     "unbalanced classes": "recipes",
 }
 
