@@ -65,6 +65,7 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     assert [each.model.get("pre_linear") for each in every] == [True, True, None, None]
     assert nodes.model.get("norm_kwargs") == {"mode": "node"}
     assert [each.training.max_epochs for each in (nodes, graphs)] == [500, 200]
+    assert [each.training.criterion for each in (nodes, graphs)] == ["strict", "loss"]
     monkeypatch.setattr(module, "LARGE", 10)
     assert (file("graphs.pt").training.max_epochs, file("graphs.pt").training.patience) == (50, 10)
     assert file("nodes.npz", "model.norm=batch").model.get("norm_kwargs") is None
