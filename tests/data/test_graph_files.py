@@ -70,10 +70,8 @@ def test_a_graph_in_every_format_is_the_task_of_its_tables(directed: bool, tmp_p
     graph = club(directed)
     nodes = pd.DataFrame([{"id": node} | values for node, values in graph.nodes(data=True)])
     edges = pd.DataFrame([{"source": u, "target": v} | values for u, v, values in graph.edges(data=True)])
-    expected = from_pandas(nodes, edges, "club", name="club", val=4, test=4)
+    expected = from_pandas(nodes, edges, "club", name="club", val=4, test=4, undirected=None if directed else True)
     data = expected.train[0]
-    if not directed:  # the other direction of an edge is no feature
-        data.edge_attr = data.edge_attr[:, :1]
     of = {"networkx": graph} | {name: tmp_path / file for name, (file, _) in FORMATS.items()}
     for name, source in of.items():
         if name in FORMATS:
@@ -125,7 +123,7 @@ def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     values = matlab()
     scipy.io.savemat(tmp_path / "campus.mat", values)
     labels = from_networkx(tmp_path / "campus.mat", "group", ignore=[*FACEBOOK, "names", "cells"])
-    assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 7
+    assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 6
     assert torch.equal(labels.train[0].y, torch.from_numpy(values["group"].toarray()).float())
     notes = " ".join(labels.notes)
     assert "campus.mat also holds other (3 x 2), without a row for each node" in notes
@@ -155,7 +153,7 @@ def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     task = from_pandas(nodes, graph=tmp_path / "edges.npz", target="label")
     index = task.train[0].edge_index
     arrays = from_scipy(adjacency.tocsr(), task.train[0].x, nodes.label.to_numpy(), seed=3)
-    assert arrays.num_features == 3 and arrays.objective == from_scipy(adjacency, np.eye(N), nodes.label).objective
+    assert arrays.num_features == 2 and arrays.objective == from_scipy(adjacency, np.eye(N), nodes.label).objective
     assert sorted(index.t().tolist()) == sorted(arrays.train[0].edge_index.t().tolist())
     assert (arrays.train[0].edge_attr == 2).all()
     with pytest.raises(ValueError, match=r"matrix: the matrix has shape \(3, 4\), expected \(N, N\)"):

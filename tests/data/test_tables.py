@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 from gat_pyg.data import Task, from_pandas, tables
 from gat_pyg.data.reader import Rows
@@ -21,7 +22,10 @@ from gat_pyg.data.rows import read_rows
 from gat_pyg.data.tables.features import Features
 from gat_pyg.data.tables.split_columns import masks_by_column, masks_by_time
 from gat_pyg.data.tables.targets import Targets
+from gat_pyg.runs.network import build_model
+from gat_pyg.settings.factory import ModelFactory
 from gat_pyg.tasks.metrics import metric_named
+from gat_pyg.tasks.model import Inputs
 from gat_pyg.tasks.objective import MASKS, SPLITS
 from gat_pyg.tasks.preparation import Preparation
 
@@ -169,6 +173,31 @@ def test_the_files_of_a_run_are_read_again_as_they_were(files: tuple[Path, Path]
     same_graph(rows, task.train[0])
     ids = accounts()["account"] if task.objective.item == "node" else payments(accounts())["to_account"]
     assert [*rows.ids.values()][-1] == ids.tolist()
+
+
+@pytest.mark.parametrize("target", ["fraud", "euros"])
+def test_without_direction_the_order_of_the_ends_has_no_effect(files: tuple[Path, Path], target: str):
+    nodes, edges = (pd.read_csv(file) for file in files)
+    other, exchanged = edges.copy(), np.arange(len(edges)) % 3 == 0
+    ends = ["from_account", "to_account"]
+    other.loc[exchanged, ends] = edges.loc[exchanged, ends[::-1]].to_numpy()
+    options = {"id": "account", "ignore": ["part"]}
+    tasks = [tables(nodes, each, target, undirected=True, **options) for each in (edges, other)]
+    a, b = (task.train[0] for task in tasks)
+    for key in {"x", "edge_index", "edge_attr", "y"} & {*a.keys()}:
+        assert torch.equal(a[key].nan_to_num(), b[key].nan_to_num()), key
+    assert is_undirected(a.edge_index) and "no direction" not in " ".join(tasks[0].notes)
+    same_graph(read_rows(stored(tasks[0]), [nodes, edges]), a)
+    network = {"_target_": "gat_pyg.models.GAT", "hidden_channels": [4], "heads": [2, 1]}
+    model = build_model(ModelFactory("model", network), tasks[0]).model.eval()
+    outs = [Inputs.of(model).call(model, data) for data in (a, b)]
+    assert torch.equal(*outs)
+    named = edges.rename(columns={"from_account": "account_1", "to_account": "account_2"})
+    notes = " ".join(tables(nodes, named, target, **options).notes)
+    assert "edges have no direction, as the names of their ends" in notes
+    marked = tables(nodes, edges, target, **options)
+    assert marked.num_features == tasks[0].num_features + (target == "fraud")  # edges from and to each
+    assert "if edges have no direction, as cables: dataset.undirected=true" in " ".join(marked.notes)
 
 
 def test_later_tables_may_have_another_order_new_ids_and_new_categories(files: tuple[Path, Path], tmp_path: Path):

@@ -279,7 +279,8 @@ def _decoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
     if not task.objective.has_columns:
         return {"channels": K, **options}
     if options.setdefault("decoder", "mlp") == "mlp":
-        options.setdefault("combine", "concat")  # an edge has a direction
+        has_direction = not (task.source or {}).get("both", False)
+        options.setdefault("combine", "concat" if has_direction else "product")
         features = [data.edge_label_attr for data in task.train if "edge_label_attr" in data]
         if features and "edge_dim" not in options:
             if factory.encoder is None:

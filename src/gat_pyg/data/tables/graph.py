@@ -81,7 +81,7 @@ class Tables(NamedTuple):
     def with_degrees(self) -> Tables:
         """Return the tables with the logarithms of each node's numbers of edges, since attention cannot count."""
         counts = [np.bincount(end, minlength=len(self.nodes)) for end in self.edge_index.numpy()]
-        if self.graphs is not None and self.roles.both:
+        if self.roles.both:
             columns = {DEGREES[2]: np.log1p(counts[0] + counts[1])}
         else:
             columns = dict(zip(DEGREES, map(np.log1p, counts), strict=False))
@@ -245,6 +245,7 @@ def with_messages(rows: Data, source: Mapping[str, Any]) -> Data:
         pairs = edge_index.sort(0).values if source["reverse"] else edge_index
         edge_index, edge_attr = coalesce(pairs, edge_attr, reduce="mean")
     if source["reverse"]:
+        edge_index = edge_index.sort(0).values if "both" in source else edge_index  # the order of ends has no effect
         E, is_way = edge_index.size(1), edge_index[0] != edge_index[1]  # a loop is its own reverse
         edge_index = torch.cat([edge_index, edge_index[:, is_way].flip(0)], 1)
         edge_attr = None if edge_attr is None else torch.cat([edge_attr, edge_attr[is_way]])

@@ -118,6 +118,15 @@ def are_of_one_kind(src: str, dst: str) -> bool:
     return _are_ends(words_of(src), words_of(dst))
 
 
+def have_no_direction(src: str, dst: str) -> bool:
+    """Return True if two names of columns show no direction.
+
+    >>> have_no_direction("node1", "node2"), have_no_direction("from_bus", "to_bus")
+    (True, False)
+    """
+    return are_of_one_kind(src, dst) and [*zip(words_of(src), words_of(dst), strict=True)][-1] in PAIRS
+
+
 def id_column(nodes: Any, ends: Sequence[tuple[Any, str]], names: Sequence[str] = ()) -> str:
     """Return the column with the ids of a table of nodes.
 

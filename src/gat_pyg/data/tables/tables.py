@@ -24,7 +24,7 @@ from .files import check_columns, file_of
 from .graph import DEGREES, Tables, are_several, read_tables, rows_graph, with_messages
 from .many import divided, drawn_masks, read_graphs
 from .programs import are_graphs
-from .roles import Roles, warn_of_header
+from .roles import Roles, are_of_one_kind, have_no_direction, warn_of_header
 from .split_columns import masks_of_rows, times_of
 from .targets import Labels
 
@@ -41,7 +41,7 @@ def tables(
     ignore: Sequence[str] = (),
     categories: Sequence[str] = (),
     missing: Sequence[Any] = (),
-    undirected: bool = True,
+    undirected: bool | None = None,
     bipartite: bool | None = None,
     disjoint: float = 0.0,
     negatives: str = "auto",
@@ -86,7 +86,9 @@ def tables(
         ignore: columns that are left out.
         categories: columns of numbers that are categories, such as codes, and a target of classes.
         missing: values that are missing or unknown in all columns but ids, such as `unknown` or -1.
-        undirected: messages pass in both directions. The features of a reverse edge have a further column, which is 1.
+        undirected: True: edges have no direction, so it does not matter which end is which. False: messages follow the
+            direction. None: they pass in both, and the features of a reverse edge have a further column, which is 1; of
+            ends with names such as `node1` and `node2`, as True.
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
             None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
             `dst`, whose columns then have names such as `user.age`.
@@ -139,6 +141,10 @@ def tables(
     targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
     check_columns([of.graphs, of.nodes, of.edges], [*ignore, *categories])
     item, goal = _item(of, targets, task)
+    if like is None and of.graphs is None and not roles.bipartite:
+        both = undirected or (undirected is None and have_no_direction(str(roles.src), str(roles.dst)))
+        of = of._replace(roles=roles._replace(both=roles.both or bool(both)))
+        roles = of.roles
     of = of.with_degrees() if item in ("node", "graph") else of
 
     labels = None
@@ -180,7 +186,7 @@ def tables(
     for degree in {*DEGREES} & fitted.get("node", Features({})).columns.keys():
         fitted["node"].columns[degree].pop("range", None)
 
-    undirected = undirected or roles.both
+    undirected = undirected is not False or roles.both
     source: dict[str, Any] = {
         "_target_": "gat_pyg.data.tables",
         **paths,
@@ -279,8 +285,12 @@ def _notes(
         yield from of.of(item).attrs.get("notes", ())
     if labels is not None and (note := labels.targets.note(labels.y, labels.objective.item)):
         yield note
+    pair = str(of.roles.src), str(of.roles.dst)
     if reverse and not of.roles.both:
-        yield "messages pass over each edge in both directions, as dataset.undirected=true"
+        advice = "; if edges have no direction, as cables: dataset.undirected=true" * are_of_one_kind(*pair)
+        yield f"messages pass over each edge in both directions{advice}"
+    elif reverse and have_no_direction(*pair):
+        yield "edges have no direction, as the names of their ends; if they have one, choose dataset.undirected=false"
 
 
 def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, str | None]:
