@@ -26,7 +26,7 @@ from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.report import explanation_figure
 from gat_pyg.runs.reproduce import command_of
-from gat_pyg.runs.result import Result
+from gat_pyg.runs.result import Result, result_in
 from gat_pyg.runs.task import task_of
 from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
@@ -66,6 +66,8 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Runs, tmp_path: Path):
     run, files = trained(kind)
     evaluation = evaluate(run)
     assert {seed: next(iter(scores.values())) for seed, scores in evaluation.scores.items()} == evaluation.recorded
+    if (result := result_in(run)) is not None:  # of one seed: its other scores are repeated too
+        assert {**evaluation.scores[result.seed]}.items() >= {**(result.scores or {})}.items()
     frame, several = predict(run, out=tmp_path / "p.csv"), len(evaluation.scores) > 1
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "p.csv").astype(frame.dtypes), frame)
     frame = without_rows(frame)

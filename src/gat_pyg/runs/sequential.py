@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..files import write_whole
 from ..seeds.fitting import Outcome
 from ..settings.hashing import MODEL
 from ..settings.settings import Settings
+from ..tasks.metrics import ACCURACY, ROC_AUC
 from ..tasks.model import members
 from ..tasks.task import Task
 from ..training.batching import is_divided
@@ -24,7 +26,7 @@ from .model_file import save_model
 from .network import Built, initial_model
 from .process import deterministic, device_name, elements, peak_mib, reset_peak, suited_threads
 from .pruning import Pruner, Pruning
-from .reference_scores import baselines_of
+from .reference_scores import baselines_of, has_baselines
 from .result import CHECKPOINT, METRICS, RESULT, Result, versions
 
 
@@ -79,6 +81,11 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pru
                 key.removeprefix("test_"): score
                 for key, score in trainer.test(module, datamodule=data, verbose=False)[0].items()
             }
+            if name == ACCURACY.name and task.num_classes == 2 and has_baselines(settings):  # own data
+                with suppress(ValueError):  # undefined
+                    ranked = build_module(settings, task.scored_by(ROC_AUC.name), model)
+                    (scores,) = trainer.test(ranked, datamodule=data, verbose=False)
+                    tested[ROC_AUC.name] = scores[f"test_{ROC_AUC.name}"]
         except RuntimeError as error:
             if monitor.lost:
                 raise ValueError(missing(monitor.lost, trainer.world_size)) from error
