@@ -98,8 +98,8 @@ def tables(
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
-        positive: the positive one of two classes: class 1, of which average precision is. By default of classes with
-            names the one with fewer training rows.
+        positive: the positive one of two classes: class 1, of which average precision is. By default the
+            second, or of classes with names the one with less than 30 % of the training rows.
         name: name of the task; by default the file's name, or the name of the folder of nodes.csv or edges.csv.
         graph: a file with a graph, a graph of networkx or a matrix of scipy.sparse, in place of `edges`, and of `nodes`
             unless they are given too: see `gat_pyg.data.tables.programs.graph_tables`. A matrix of a `.mat` file with a

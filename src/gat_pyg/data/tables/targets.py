@@ -16,6 +16,7 @@ from .columns import MISSING, MOST, Column, check_cells, is_code, kind_of, numbe
 from .files import file_of, refuse, shown
 
 CLASSES = ("na", "none", "null")  # spellings of missing numbers that may well be the names of classes
+POSITIVE = 0.3  # share of the training rows below which the first of two classes is the positive one
 
 
 class Targets:
@@ -193,7 +194,7 @@ class Labels(NamedTuple):
         """Return the same labels with the positive one of two classes as class 1.
 
         Args:
-            positive: its name; None: of classes with names, the one with fewer of the training rows.
+            positive: its name; None: the second, or of classes with names the first if it has few of the training rows.
             rows: a mask of the training rows.
 
         Raises:
@@ -207,7 +208,7 @@ class Labels(NamedTuple):
         if positive is not None and str(positive) not in classes:
             raise ValueError(f"dataset.positive is {positive} of {column}, expected {' or '.join(classes)}.")
         have_names = all(np.isnan(number(name)) for name in classes) and {*classes} != {"False", "True"}
-        is_rare = have_names and int((self.y[rows] == 0).sum()) < int((self.y[rows] == 1).sum())
+        is_rare = have_names and float((self.y[rows & (self.y >= 0)] == 0).double().mean()) < POSITIVE
         if not (is_rare if positive is None else str(positive) == classes[0]):
             return self
         targets = Targets(self.targets.names, classes[::-1], self.targets.missing)
