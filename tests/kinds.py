@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,18 @@ def saved(name: str, content: Any) -> Callable[[Path], list[Path]]:
         return [path]
 
     return write
+
+
+def rings(folder: Path) -> list[Path]:
+    """Write graphs with names of nodes and a column of their own as a JSON list."""
+    graphs = [networkx.cycle_graph(n) for n in range(3, 33)]
+    for n, each in enumerate(graphs):
+        each.graph.update(size="abc"[n % 3], acid=float(n % 7))
+        for node in each:
+            each.nodes[node]["atom"] = "CNO"[(n + node) % 3]
+    path = folder / "rings.json"
+    path.write_text(json.dumps([networkx.node_link_data(each, edges="links") for each in graphs]))
+    return [path]
 
 
 def accounts() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -195,6 +208,14 @@ KINDS = [
         None,
         ("graph",),
         ("prediction_0", "prediction_1"),
+    ),
+    Kind(
+        "rings.json",
+        (TABLES, "dataset.graph={}", "dataset.target=size", "training.batch_size=8"),
+        rings,
+        None,
+        ("graph",),
+        ("size", "p_a", "p_b", "p_c"),
     ),
     Kind(
         "labels.pt",
