@@ -179,9 +179,9 @@ def _standard_error(task: Task, out: Tensor, y: Tensor) -> float:
 def _of_rows(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield the name of each model, its outputs for test rows, and their labels."""
     objective, item, limits = task.objective, task.objective.item, (TRAIN_ROWS, TEST_ROWS)
-    columns = _of_graphs if item == "graph" else _of_nodes
+    columns, of = _of_graphs if item == "graph" else _of_nodes, ""
     if item == "graph" and "smiles" in task.test[0] and not is_missing("rdkit"):
-        columns, limits = _of_molecules, MOLECULES
+        columns, limits, of = _of_molecules, MOLECULES, " of descriptors"
     (train, y), (test, y_test) = _selected(task, "train", limits[0]), _selected(task, "test", limits[1])
     target, predictions = _numbers(task, y), dict[str, Array]()
     if task.shared_graph is not None:
@@ -198,8 +198,7 @@ def _of_rows(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
         fits = {"linear model": _linear, "random forest": _forest}
         if len(y) >= SUFFICIENT and rounds >= FEWEST:
             fits = {"linear model": _linear, "boosting": partial(_boosting, rounds=min(rounds, MOST))}
-        of = " of descriptors" * (columns is _of_molecules)
-        predictions |= {f"{name}{of}": fit(task, x, target)(x_test) for name, fit in fits.items()}
+        predictions |= {name + of: fit(task, x, target)(x_test) for name, fit in fits.items()}
     for name, values in predictions.items():
         out = torch.from_numpy(values)
         yield name, objective.outputs(out.clamp(1e-9, 1 - 1e-9) if objective.goal == "classification" else out), y_test
@@ -207,8 +206,7 @@ def _of_rows(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 def _numbers(task: Task, y: Tensor) -> Array:
     """Return labels as `[n, K]`: classes one-hot, NaN where they are unknown."""
-    result: Array = (F.one_hot(y, task.num_classes) if isinstance(task.objective, OneLabel) else y).double().numpy()
-    return result
+    return cast(Array, (F.one_hot(y, task.num_classes) if isinstance(task.objective, OneLabel) else y).double().numpy())
 
 
 def _selected(task: Task, split: Split, limit: int) -> tuple[Rows, Tensor]:
