@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -158,10 +159,11 @@ def _tried(settings: Settings, task: Task, names: Collection[str]) -> tuple[list
 
 
 def _score(settings: Settings, task: Task) -> Result | None:
-    """Return the result of a short training, or None if it diverged."""
+    """Return the result of a short training, or None if it diverged or is refused."""
     epochs = min(EPOCHS, settings.max_epochs)
     settings = settings.updated({"training.max_epochs": epochs, "trainer.max_epochs": epochs})
-    with TemporaryDirectory() as folder, quiet():
+    with TemporaryDirectory() as folder, quiet(), suppress(ValueError):
         path = Path(folder)
         settings = settings.replace(runs=1, baselines=False, ckpt_path=None, results=str(path / "results.jsonl"))
         return one_run(settings, with_loss(_task(task, settings), settings), settings.seed, path)
+    return None
