@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -127,7 +128,9 @@ def _means(edge_index: Tensor, N: int) -> Tensor:
     src, dst = torch.cat([edge_index, edge_index.flip(0)], 1)
     mean = 1 / degree(dst, N).clamp(min=1)[dst]
     means = torch.sparse_coo_tensor(torch.stack([dst, src]), mean, (N, N), check_invariants=True)
-    return means.coalesce().to_sparse_csr()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return means.coalesce().to_sparse_csr()
 
 
 @dataclass(frozen=True)
