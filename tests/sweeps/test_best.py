@@ -45,7 +45,7 @@ def test_the_best_is_that_of_validation_in_the_direction_of_the_metric(tmp_path:
     assert newest.runs.method == "GAT" and "needs two runs of both: train both with runs=5" in str(newest)
     assert gat_pyg.best("lab", path, "rmse").runs.method == "GAT"
     for arguments, message in (
-        (("lob", path), r"has no run on lob\. Known are: lab\."),
+        (("lob", path), r"has no run on lob\. Did you mean lab\?"),
         (("lab", path, "f1"), r"no run on lab with metric=f1, expected accuracy or rmse\."),
     ):
         with pytest.raises(ValueError, match=message):

@@ -96,7 +96,7 @@ def test_a_cell_that_fails_leaves_the_others(command: Command):
         (("methods=gat", "datasets=[]"), r"datasets is \[\], expected null or a list such as \[cora,citeseer\]"),
         (("methods=gat", "datasets=digits", "model=mlp"), "model=mlp is for a single run. In a table, use methods="),
         (("methods=gat", "datasets=digits", "runs=0"), "runs is 0, expected a whole number, at least 1"),
-        (("methods=cat", "datasets=digits"), "model=cat is unknown. Known are: .*gat"),
+        (("methods=forest", "datasets=digits"), "model=forest is unknown. Known are: .*gat"),
         (("methods=[gat,'gat runs=2']", "datasets=digits"), r"Two methods have the same cell digits_gat\."),
         (("methods=gat", "datasets=digits", "trainer=ddp_cpu"), "The runs of a table use one process each."),
         (("split.split=1",), r"split\.split is 1, but digits has one split\. Leave out split\.split"),
