@@ -146,7 +146,9 @@ def _tried(settings: Settings, task: Task, names: Collection[str]) -> tuple[list
     rank_zero_print(f"{task.name}: trying {', '.join(names)}, by the validation score")
     best = _score(settings, task)
     for name in names:
-        result = _score(_with(settings, name), task)
+        result = None
+        with suppress(ValueError):  # the model or the loader refuses it
+            result = _score(_with(settings, name), task)
         if result is None or best is None:
             continue
         before, after = (metric_named(each.metric).value(each.val) for each in (best, result))
@@ -159,11 +161,14 @@ def _tried(settings: Settings, task: Task, names: Collection[str]) -> tuple[list
 
 
 def _score(settings: Settings, task: Task) -> Result | None:
-    """Return the result of a short training, or None if it diverged or is refused."""
+    """Return the result of a short training, or None if it diverged.
+
+    Raises:
+        ValueError: if the settings are refused.
+    """
     epochs = min(EPOCHS, settings.max_epochs)
     settings = settings.updated({"training.max_epochs": epochs, "trainer.max_epochs": epochs})
-    with TemporaryDirectory() as folder, quiet(), suppress(ValueError):
+    with TemporaryDirectory() as folder, quiet():
         path = Path(folder)
         settings = settings.replace(runs=1, baselines=False, ckpt_path=None, results=str(path / "results.jsonl"))
         return one_run(settings, with_loss(_task(task, settings), settings), settings.seed, path)
-    return None
