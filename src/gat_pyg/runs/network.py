@@ -171,8 +171,8 @@ def _readout(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
         )
     head = ("head_layers", "dropout", "act") if factory.get("head_layers") is not None else ()
     listed = [aggr] if isinstance(aggr, str) else [*aggr]
-    pooled = [name for name in listed if name != COUNT]
-    options = {"aggr": aggr if len(pooled) == len(listed) else pooled, "out_channels": task.num_classes}
+    pooled = [name for name in listed if name != COUNT] or "mean"
+    options = {"aggr": pooled if COUNT in listed else aggr, "out_channels": task.num_classes}
     if columns := _graph_features(task, COUNT in listed):
         options["columns"] = columns
     return options | {key: factory.arguments[key] for key in head if key in factory.values}
