@@ -83,16 +83,15 @@ def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
     if not names or not _is_small(task := read_task(settings)):
         return settings
     names = [name for name in names if CANDIDATES[name].fits(task, settings)][:MOST]
+    if not names:
+        return settings
     key = config_hash({**settings.hashed(), "seed": settings.seed, "split": settings.split_number, "names": names})
     file = Path(settings.outputs) / "chosen" / f"{key}.json"
-    if file.is_file():
-        selected, notes = json.loads(file.read_text(encoding="utf-8"))
-    elif names:
-        selected, notes = _tried(settings, task, names)
+    if not file.is_file():
+        choice = json.dumps(_tried(settings, task, names))
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda beside: beside.write_text(json.dumps([selected, notes]), encoding="utf-8"))
-    else:
-        return settings
+        write_whole(file, lambda beside: beside.write_text(choice, encoding="utf-8"))
+    selected, notes = json.loads(file.read_text(encoding="utf-8"))
     for note in notes:
         rank_zero_print(f"{task.name}: {note}")
     for name in selected:

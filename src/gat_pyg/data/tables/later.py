@@ -63,9 +63,8 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
 
 def _rows_of_graphs(source: Mapping[str, Any], data: Any) -> Rows:
     """Return the graphs of later tables of many graphs: of files, or the three tables in any order."""
-    several = list(data) if isinstance(data, (list, tuple)) else [data]
-    own: dict[str, Any] = {key: source.get(key) for key in ("nodes", "edges", "graphs")}
-    tables = own if data is None else {**dict.fromkeys(own), **(data if isinstance(data, Mapping) else {})}
+    named = source if data is None else data if isinstance(data, Mapping) else {}
+    tables: dict[str, Any] = {key: named.get(key) for key in ("nodes", "edges", "graphs")}
     if data is not None and not isinstance(data, Mapping):
         several = [*data] if isinstance(data, (list, tuple)) else [data]
         files = [each for each in several if is_graph(each) or are_graphs(each)]
@@ -83,7 +82,7 @@ def _rows_of_graphs(source: Mapping[str, Any], data: Any) -> Rows:
     for graph in graphs:
         graph.node_names = [*of.node_names[first : first + len(graph.x)]]
         first += len(graph.x)
-    return Rows(graphs, of.names("graph"), None if tables.get("graphs") is None else of.graphs)
+    return Rows(graphs, of.names("graph"), None if tables["graphs"] is None else of.graphs)
 
 
 def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
