@@ -204,7 +204,7 @@ def test_graphs_as_they_are_in_the_wild(tmp_path: Path):
     )
     tables = graph_tables(tmp_path / "two.graphml")
     assert tables.nodes["id"].tolist() == ["a"] and tables.edges.attrs["notes"] == [
-        "two.graphml has 2 graphs, of which the first is read"
+        "two.graphml has 2 graphs; the first one is read"
     ]
     # a default of GraphML, and attributes with the usual names of ids
     (tmp_path / "d.graphml").write_text(

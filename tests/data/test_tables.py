@@ -197,7 +197,7 @@ def test_without_direction_the_order_of_the_ends_has_no_effect(files: tuple[Path
     assert "edges have no direction, as the names of their ends" in notes
     marked = tables(nodes, edges, target, **options)
     assert marked.num_features == tasks[0].num_features + (target == "fraud")  # edges from and to each
-    assert "if edges have no direction, as cables: dataset.undirected=true" in " ".join(marked.notes)
+    assert "if edges have no direction, like cables: dataset.undirected=true" in " ".join(marked.notes)
 
 
 def test_later_tables_may_have_another_order_new_ids_and_new_categories(files: tuple[Path, Path], tmp_path: Path):

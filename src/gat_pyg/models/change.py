@@ -31,7 +31,7 @@ class Change(Wrapper):
         columns: the columns of x with earlier values of a target, in its unit.
         last: for each target the column with its last value.
         mean, std: :math:`\mu` and :math:`\sigma` of each target, those of the task's objective.
-        scale: the typical :math:`s_i`, of which a tenth is added to each (as variances), since some do not change.
+        scale: the typical :math:`s_i`, a tenth of it is added to each (as variances), since some do not change.
 
     Raises:
         ValueError: if the model has its own loss over nodes (`penalty`, `fit`).

@@ -29,7 +29,7 @@ STOPPED = {  # by training.criterion
     "loss": "the loss did not improve",
 }
 ENDS = ("src", "dst")
-FEW = 30  # test rows, of which a message says that their score is uncertain
+FEW = 30  # test rows below which a message calls their score uncertain
 LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 

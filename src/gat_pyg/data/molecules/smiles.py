@@ -81,7 +81,7 @@ def smiles(
 
     Warns if the same molecule is for training and for validation or the test.
 
-    Cost: half a millisecond a molecule.
+    Cost: half a millisecond a molecule, and 5 to 15 ms with descriptors.
 
     Example:
         >>> import pandas as pd
@@ -159,9 +159,8 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
         warnings.warn(f"{note}.", stacklevel=4)
     _warn_of_categories([*of.graphs.values()], source["categories"], file_of(table))
     ids: dict[str, Sequence[Any]] = {}
-    for name in [
-        name for name in table.columns if name not in (smiles, source.get("split"), *source["target"]["names"])
-    ]:
+    used = (smiles, source.get("split"), *source["target"]["names"])
+    for name in [name for name in table.columns if name not in used]:
         column = Column(table, name)
         are_texts = any(np.isnan(number(text)) for text in column.texts)
         if column.kind != "date" and column.texts and (are_texts or _are_ids(column)):

@@ -159,7 +159,7 @@ def graph_tables(graph: Any, matrix: str | None = None) -> GraphTables:
     if isinstance(result, GraphTables):
         return result
     name = result[0].name
-    note = f"{name} has {len(result)} graphs, of which the first is read"
+    note = f"{name} has {len(result)} graphs; the first one is read"
     return _with_notes(_tables(result[:1], name), [note] * (len(result) > 1))
 
 
@@ -451,10 +451,9 @@ def _of_npz(path: Path, _: str | None = None) -> GraphTables:
     return _of_matrix(needs("scipy.sparse", "formats").load_npz(path), {}, path.name)
 
 
-SEVERAL = (".graphml", ".gml", ".json")  # of which a folder may have one for each graph
-READERS: dict[
-    str, tuple[str, Callable[[Path, str | None], GraphTables | list[Graph]]]
-] = {  # the package that a format needs
+SEVERAL = (".graphml", ".gml", ".json")  # a folder may have such a file for each graph
+Read = Callable[[Path, str | None], "GraphTables | list[Graph]"]
+READERS: dict[str, tuple[str, Read]] = {  # the package that a format needs, and its reader
     ".graphml": ("networkx", _of_graphml),
     ".gml": ("networkx", _of_gml),
     ".json": ("pandas", _of_json),

@@ -98,8 +98,8 @@ def tables(
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
-        positive: the positive one of two classes: class 1, of which average precision is. By default the
-            second, or of classes with names the one with less than 30 % of the training rows.
+        positive: the positive one of two classes, which becomes class 1: average precision is that of this class. By
+            default the second, or the first if it has a name and less than 30 % of the training rows.
         name: name of the task; by default the file's name, or the name of the folder of nodes.csv or edges.csv.
         graph: a file with a graph, a graph of networkx or a matrix of scipy.sparse, in place of `edges`, and of `nodes`
             unless they are given too: see `gat_pyg.data.tables.programs.graph_tables`. A matrix of a `.mat` file with a
@@ -208,8 +208,7 @@ def tables(
             notes.append(f"{name}: {len(known) - len(every):,} of {len(known):,} graphs have no known label, left out")
         result = from_dataset(every, name, task=f"graph_{labels.objective.goal}")
         check_classes(result)
-        result = result.split_by(drawn, count)
-        return result.read_from(source, notes, class_names=labels.names)
+        return result.split_by(drawn, count).read_from(source, notes, class_names=labels.names)
     rows_of_edges = rows_graph(of, source, is_later=like is not None)
     if masks and labels is None:
         if time is not None:  # the latest last
@@ -269,10 +268,8 @@ def _notes(
     for item, features in fitted.items():
         own = [name for name in features.columns if name not in DEGREES]
         names = [*own] if len(own) <= LISTED else [f"{len(own)} columns"]
-        degree = (
-            "the number of edges of each" if DEGREES[2] in features.columns else "the numbers of edges from and to each"
-        )
-        names += [degree] * (len(own) < len(features.columns))
+        degrees = "number of edges of" if DEGREES[2] in features.columns else "numbers of edges from and to"
+        names += [f"the {degrees} each"] * (len(own) < len(features.columns))
         parts += [f"{features.size} feature{'s' * (features.size != 1)} of {item}s: {', '.join(names)}"] * bool(names)
     yield "; ".join(parts)
     for item, features in fitted.items():
@@ -287,10 +284,10 @@ def _notes(
         yield note
     pair = str(of.roles.src), str(of.roles.dst)
     if reverse and not of.roles.both:
-        advice = "; if edges have no direction, as cables: dataset.undirected=true" * are_of_one_kind(*pair)
+        advice = "; if edges have no direction, like cables: dataset.undirected=true" * are_of_one_kind(*pair)
         yield f"messages pass over each edge in both directions{advice}"
     elif reverse and have_no_direction(*pair):
-        yield "edges have no direction, as the names of their ends; if they have one, choose dataset.undirected=false"
+        yield "edges have no direction, as the names of their ends show; otherwise choose dataset.undirected=false"
 
 
 def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, str | None]:
