@@ -166,7 +166,6 @@ def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) ->
     assert explained.edges.occlusion[0] == pytest.approx(before - (1 - after if is_not else after), abs=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:The scores of the run's test are")  # of a few epochs
 @pytest.mark.parametrize("name", ["links.npz", "pairs.csv"])
 def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trained: Runs):
     kind = next(kind for kind in KINDS if kind.name == name)
@@ -190,7 +189,6 @@ def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trai
         predict(run, Data(graph.x, graph.edge_index))
 
 
-@pytest.mark.filterwarnings("ignore:The scores of the run's test are")  # of a few epochs
 def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: Runs, tmp_path: Path):
     run, files = trained(next(kind for kind in KINDS if kind.name == "pairs.csv"))
     data = task_of(run).test[0]

@@ -158,7 +158,7 @@ def cold_ends(task: Task) -> str:
         f"{n:,} {(task.source or {}).get(end) or end}" for end, n in zip(ENDS, is_cold.sum(1).tolist(), strict=True)
     ]
     share = is_cold.any(0).double().mean()
-    text = f", {100 * share:.2g} % of those of the test with an end that has no training link ({' and '.join(ends)})"
+    text = f", {100 * share:.2g} % of the test's links with an end that has no training link ({' and '.join(ends)})"
     return text if share else ""
 
 

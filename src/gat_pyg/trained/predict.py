@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from ..data.arrays.series import is_series
 from ..data.reader import Rows
 from ..data.tables.programs import is_graph
 from ..files import needs, write_whole
-from ..runs.result import result_in
 from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective, any_known
 from .top_links import top_links
@@ -61,14 +59,14 @@ def predict(
 
     **The best links.** With `top_k`, the table has the most probable links of each node instead, the best first. Known
     links are left out: the edges and pairs of `data`, or else of the run's own data. In a bipartite graph, such as one
-    of users and items, they begin at the nodes of the first side. A warning repeats that of the run's summary if the
-    scores of its test were no better than a baseline.
+    of users and items, they begin at the nodes of the first side.
 
     **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
     probabilities and a column `class_set`, for a table `TARGET_set`: the classes in the set of this level, the
     most probable one first. Of a regression, `..._low` and `..._high` are the ends of an interval. See `Calibration`,
-    whose text is in `attrs["uncertainty"]` of the table. `attrs["warning"]` says if the test score of the run was worse
-    than that of a baseline.
+    whose text is in `attrs["uncertainty"]` of the table.
+
+    `attrs["warning"]` of any table has a warning if the test score of the run is worse than that of a baseline.
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
@@ -106,9 +104,6 @@ def predict(
     calibration = None if level is None else calibration_of(trained)
     if top_k is not None:
         frame = top_links(trained, data, top_k)
-        results = [result_in(folder) for folder in trained.folders.values()]
-        if texts := [result.warning for result in results if result is not None and result.warning]:
-            warnings.warn(f"The scores of the run's test are {texts[0]}, and so may be these links.", stacklevel=2)
     else:
         rows = selected(trained, data)
         frame = table(trained, rows, keep, calibration, level or 0.9)
