@@ -173,9 +173,8 @@ def parser(name: str) -> ArgumentParser:
             options = {"action": "store_false" if default else "store_true", "dest": argument}
         elif default != REQUIRED:
             options |= {"type": _type(kind), "default": default}
-            help_text += (
-                f" (default: {','.join(default) if isinstance(default, tuple) else default})" if default else ""
-            )
+            value = ",".join(default) if isinstance(default, tuple) else default
+            help_text += f" (default: {value})" if default else ""
             if kind.startswith("Literal"):
                 options |= {"choices": re.findall(r"'(\w+)'", kind), "metavar": None}
         result.add_argument(flag, help=help_text, **options)

@@ -80,9 +80,8 @@ def links(
         graph = graph[0]
     if not isinstance(dataset, Task):
         warn_of_unread([graph], name, ("edge_label_attr",))
-    return _drawn(
-        graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by, negatives=negatives), transforms
-    )
+    objective = LinkLabels(channels, ranked_by, negatives=negatives)
+    return _drawn(graph, name, (val, test), disjoint, seed, objective, transforms)
 
 
 def link_task(

@@ -58,14 +58,10 @@ def _has_quantities(task: Task, settings: Settings) -> bool:
 
 CANDIDATES: Mapping[str, Candidate] = {
     "model.change=true": Candidate({"model.change": True}, _has_earlier_values),
-    "encoding=columns": Candidate(
-        {"encoding": {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}},
-        _has_columns,
-    ),
+    "encoding=columns": Candidate({"encoding": {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}}, _has_columns),
     "training.label_rate=0.8": Candidate({"training.label_rate": 0.8}, _has_neighbours),
     "model.encoder={channels:64,scaling:quantile}": Candidate(
-        {"model.encoder": {"channels": 64, "scaling": "quantile"}},
-        _has_quantities,
+        {"model.encoder": {"channels": 64, "scaling": "quantile"}}, _has_quantities
     ),
 }
 
@@ -102,22 +98,15 @@ def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 def _open(settings: Settings, overrides: Sequence[str]) -> list[str]:
     """Return the candidates for settings that nobody chose, in runs on one device, split and data."""
-    passed = names_of(overrides)
-    several = settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None
-    if (
-        not by_data(settings, overrides)
-        or has_rule(overrides)
-        or several
-        or settings.from_ is not None
-        or hasattr(settings.model.locate(), "fit")
-    ):
+    if settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None:
         return []
-    groups = {name.partition(".")[0] for name in passed}
-    return [
-        name
-        for name, candidate in CANDIDATES.items()
-        if all(key not in (groups if "." not in key else passed) for key in candidate.values)
-    ]
+    if has_rule(overrides) or settings.from_ is not None or not by_data(settings, overrides):
+        return []
+    if hasattr(settings.model.locate(), "fit"):
+        return []
+    passed = names_of(overrides)
+    passed |= {name.partition(".")[0] for name in passed}
+    return [name for name, candidate in CANDIDATES.items() if passed.isdisjoint(candidate.values)]
 
 
 def _is_small(task: Task) -> bool:

@@ -154,9 +154,8 @@ def cold_ends(task: Task) -> str:
     known = torch.zeros(data.x.size(0), dtype=torch.bool)
     known[torch.cat([data.edge_index, data.edge_label_index[:, data.train_mask]], 1).flatten()] = True
     is_cold = ~known[data.edge_label_index[:, data.test_mask & (data.y == 1)]]  # [2, L]
-    ends = [
-        f"{n:,} {(task.source or {}).get(end) or end}" for end, n in zip(ENDS, is_cold.sum(1).tolist(), strict=True)
-    ]
+    counts = zip(ENDS, is_cold.sum(1).tolist(), strict=True)
+    ends = [f"{n:,} {(task.source or {}).get(end) or end}" for end, n in counts]
     share = is_cold.any(0).double().mean()
     text = f", {100 * share:.2g} % of the test's links with an end that has no training link ({' and '.join(ends)})"
     return text if share else ""

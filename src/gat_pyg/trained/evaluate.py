@@ -49,10 +49,8 @@ class Evaluation(NamedTuple):
         if len(lines) > 1:
             name = next(iter(self.averaged))
             values = [scores[name] for scores in self.scores.values()]
-            lines |= {
-                "mean": metric_named(name, self.names, self.column).text(*values),
-                "averaged": self._text(self.averaged),
-            }
+            lines["mean"] = metric_named(name, self.names, self.column).text(*values)
+            lines["averaged"] = self._text(self.averaged)
         if self.uncertainty:
             lines["uncertainty"] = self.uncertainty
         return "\n".join(f"{line:<12}{text}" for line, text in lines.items())

@@ -251,9 +251,8 @@ def averaged(models: Iterable[nn.Module], task: Task, batch_size: int) -> dict[S
     for model in models:
         count += 1
         module: Inductive | Transductive = setup(model, objective).eval()
-        whole = (
-            module(objective.example(shared, "test")) if shared is not None and objective.item == "node" else None
-        )  # both
+        graph = shared if objective.item == "node" else None
+        whole = None if graph is None else module(objective.example(graph, "test"))  # of both splits
         for split in splits:
             parts = []
             for data in task.loader(split, batch_size):
