@@ -24,6 +24,7 @@ OF_CLASSES = (
     ("dataset", "cora_links", "Link prediction"),
     ("encoding", "rwse", "Positional encodings by random walks"),
     ("encoding", "laplacian", "Positional encodings by eigenvectors"),
+    ("encoding", "columns", "Statistics of the neighbours' features"),
 )
 
 
