@@ -29,7 +29,7 @@ FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> 
 
 
 class Report(NamedTuple):
-    """What `write_report` has written."""
+    """A written report."""
 
     lines: int  # number of lines of results
     tables: list[Table]

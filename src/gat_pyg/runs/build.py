@@ -1,4 +1,4 @@
-"""What trains and tests a model by the settings of a run: module, batches, trainer and logger."""
+"""The module, batches, trainer and logger of a run, by its settings."""
 
 from __future__ import annotations
 
