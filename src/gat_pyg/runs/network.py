@@ -180,8 +180,7 @@ def _readout(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
 
 def _graph_features(task: Task, counts: bool) -> Around:
     """Return the arguments of `GraphFeatures`, None without any columns: counts, and those of `graph_attr`."""
-    has_own = "graph_attr" in task.train[0]
-    if not counts and not has_own:
+    if not counts and "graph_attr" not in task.train[0]:
         return None
     categories = [*_columns(task, "x"), *[0] * task.num_encodings] if counts else None
     of_edges = _columns(task, "edge_attr") if counts and task.edge_dim is not None else None

@@ -115,10 +115,8 @@ def recipe_of(recipe: str, model: str, dataset: str) -> str:
         return "strong"
     choice = CHOICES["dataset"].get(dataset)
     family = re.search(r"override /family: (\w+)", choice.text if choice else "")
-    is_known = f"papers-{model}-{dataset}" in options["on"] or (
-        family is not None and f"papers-{model}-{family[1]}" in options["family"]
-    )
-    return "papers" if is_known else "suited"
+    of_family = family is not None and f"papers-{model}-{family[1]}" in options["family"]
+    return "papers" if of_family or f"papers-{model}-{dataset}" in options["on"] else "suited"
 
 
 RESOLVERS = run_name, outputs_folder, pick, recipe_of  # of the configurations

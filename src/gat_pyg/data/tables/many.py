@@ -39,9 +39,8 @@ def read_graphs(nodes: Any, edges: Any, graphs: Any, roles: Roles, used: Collect
     """
     if are_graphs(edges) or is_graph(edges):
         nodes, edges, graphs, roles = _unpacked(edges, graphs, roles)
-    nodes, edges, graphs = (
-        frame_of(table, name) for table, name in ((nodes, "nodes"), (edges, "edges"), (graphs, "graphs"))
-    )
+    tables = {"nodes": nodes, "edges": edges, "graphs": graphs}
+    nodes, edges, graphs = (frame_of(table, name) for name, table in tables.items())
     if graphs is None or edges is None:
         raise ValueError("Many graphs in tables need three: dataset.graphs, dataset.nodes and dataset.edges.")
     own, within = _id_column(graphs), edges if nodes is None else nodes
