@@ -20,7 +20,7 @@ Graphs = tuple[Tensor | None, int | None] | None  # the graph of each node and t
 
 
 class Block(nn.Module):
-    r"""The surroundings of the attention of a layer: norm, skip connection, activation, dropout and a feed-forward part.
+    r"""The parts around the attention of a layer: norm, skip connection, activation, dropout and feed-forward layers.
 
     The attention layer Att and the norm n are arguments of each call: a network has them as `convs` and `norms`, with
     the parameter names of PyG's networks. D is dropout, and the skip connection is 0, h or part of Att.
