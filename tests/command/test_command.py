@@ -51,7 +51,7 @@ def answers() -> str:
         f"gat_pyg {gat_pyg.__version__}\n",
         "  gat-pyg dataset=cora runs=100  ",
         "  training.patience=100         epochs without improvement before the stop\n",
-        "training.patience=100\n  epochs without improvement before the stop; null: max_epochs, of which",
+        "training.patience=100\n  epochs without improvement before the stop; null: all max_epochs, and",
         "  scheduler=linear   A line from training.lr to 0 over training.max_epochs\n",
         "_target_: gat_pyg.models.baselines.GCN",
         "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",

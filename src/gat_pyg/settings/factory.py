@@ -18,7 +18,7 @@ LABELS = {  # settings of `model` that name it in results, not arguments of its 
 }
 AROUND = {  # settings of `model` for what is put around the network
     "encoder": "the width of an encoder of the features, or {channels: 64, scaling: quantile}: gat_pyg.models.Encoder",
-    "readout": "the pooling of a graph's nodes: mean, attentional, ... or a list; count adds sizes: gat_pyg.models.Readout",
+    "readout": "the pooling of a graph's nodes, such as mean, or a list; count adds sizes: gat_pyg.models.Readout",
     "change": "true: predict the change of a series from its last value, in units of its spread: gat_pyg.models.Change",
     "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
 }
