@@ -336,12 +336,16 @@ def test_the_command_writes_json_lines_and_parquet(
     for name, read, result, warning in (
         ("p.jsonl", partial(pd.read_json, lines=True), replace(below, value=91.0), ""),
         ("p.parquet", pd.read_parquet, below, f"warning: {text}; try training.label_rate=0.8\n"),
+        ("q.parquet", pd.read_parquet, below, f"warning: {text}\n"),  # the run has what the baseline has
     ):
         monkeypatch.setattr("gat_pyg.trained.trained.result_in", lambda folder, result=result: result)
+        if name == "q.parquet":
+            (tmp_path / "c.yaml").write_text("training: {label_rate: 0.5}")
+            monkeypatch.setattr("gat_pyg.trained.trained.CONFIG", str(tmp_path / "c.yaml"))
         command("predict", str(run), "--seed", "1", "--out", str(tmp_path / name))
         assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n{warning}"
         pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "p.jsonl", "p.parquet", "q.parquet"]
     command("evaluate", str(run), "--seed", "1")
     assert re.fullmatch(r"seed 1      accuracy \d+\.\d % \(as recorded\), balanced .*\n", capsys.readouterr().out)
 

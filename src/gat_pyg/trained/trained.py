@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
@@ -22,7 +23,7 @@ from ..data.reader import Rows
 from ..data.rows import column_name, read_rows
 from ..models.encoders import num_unknown
 from ..runs.model_file import seeds_of
-from ..runs.result import result_in
+from ..runs.result import CONFIG, result_in
 from ..runs.task import settings_of, task_of
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
@@ -105,8 +106,11 @@ class Trained:
         first, *others = map(result_in, self.folders.values())
         if first is None or not all(result and result.below_baseline for result in (first, *others)):
             return ""
-        remedy = f"; try {first.remedy}" if first.remedy else ""
-        return f"the test score {metric_named(first.metric).text(first.value)} is {first.below_baseline}{remedy}"
+        text = f"the test score {metric_named(first.metric).text(first.value)} is {first.below_baseline}"
+        path = next(iter(self.folders.values())) / CONFIG
+        settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+        lacks = first.remedy and not OmegaConf.select(settings, first.remedy.partition("=")[0])
+        return f"{text}; try {first.remedy}" if lacks else text
 
     @cached_property
     def task(self) -> Task:
