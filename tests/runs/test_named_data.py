@@ -203,7 +203,7 @@ NAMED: dict[str, Row] = {  # function that writes the raw files, their path, siz
     "moltox21": (ogb_files, "ogb/ogbg_moltox21", MOLECULES.format("graph labels"), 1, "roc_auc"),
     "citeseer_heart": (
         *(citeseer_files, "."),
-        "560 nodes, 763 edges, links; 763 / 44 / 89 links (44 / 89 pairs without one), 15 % of those of the test with "
+        "560 nodes, 763 edges, links; 763 / 44 / 89 links (44 / 89 pairs without one), 15 % of the test's links with "
         "an end that has no training link (4 src and 9 dst)",
         *(1, "mrr"),
     ),
