@@ -37,6 +37,7 @@ import torch
 from drawn_tables import KINDS, Case, Column, M, N, Rng, dates, labels, pick, write
 from gat_pyg.data import from_file, smiles, tables
 from gat_pyg.data.rows import read_rows
+from gat_pyg.data.tables.graph import DEGREES
 from gat_pyg.tasks.preparation import Preparation
 
 ASPECTS = ("joins", "classes", "features")
@@ -208,7 +209,7 @@ def wrong_features(case: Case, task: Any) -> Iterator[tuple[str, str]]:
                 reason_text = reason[1] if reason else "without a note"
                 if "the same in all" not in reason_text:
                     yield name, f"is left out: {reason_text}"
-        for name in encodings.keys() - columns.keys() - {"edges from it", "edges to it"}:
+        for name in encodings.keys() - columns.keys() - {*DEGREES}:
             if name.split(".")[0] not in columns:  # a list in each cell
                 yield name, "is a feature of no column"
 
@@ -572,7 +573,7 @@ def checked_graph(
     bad = next((row for row, name in enumerate(classes) if not same_class(name, y[nodes[row]])), None)
     if bad is not None:
         wrong["classes"] = f"node {bad} is {classes[bad]!r}, in truth {y[nodes[bad]]!r}"
-    others = [name for name in encodings if name not in (*names, "edges from it", "edges to it") and name not in said]
+    others = [name for name in encodings if name not in (*names, *DEGREES) and name not in said]
     if others:
         wrong["features"] = f"{others[:6]} are features"
     return label, Outcome(wrong=wrong)

@@ -60,6 +60,12 @@ def frozen_heap() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands try no settings by validation, which would train several times; `test_candidates` does."""
+    monkeypatch.setattr("gat_pyg.runs.candidates.NODES", 0)
+
+
 @pytest.fixture
 def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG's layers, and our way through its messages, drop the coefficients that the operation does."""

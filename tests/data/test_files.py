@@ -156,7 +156,7 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
             ("mine.pt", lambda folder: torch.save(arrays(y=TEXTS), folder / "mine.pt")),
         )
     ),
-    ("mine.csv", None, ValueError, "ends in '.csv', expected .pt"),
+    ("mine.csv", None, FileNotFoundError, "mine.csv does not exist"),
     ("mine.npz", numpy_saved(x=np.eye(3), edges=NO_EDGES), ValueError, "has no edge_index and no y; its keys are x, e"),
     (
         "mine.npz",
@@ -173,7 +173,7 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
     ("mine.pt", torch_saved(torch.eye(3)), ValueError, r"mine\.pt is a Tensor, expected a PyG Dataset"),
     ("mine.pt", torch_saved([ring(N) for N in (5, 6, 7, 8)]), ValueError, r"x has shape .*, expected"),
     *((path, None, ValueError, f"The path is {path!r}, expected that of a") for path in ("", None, 5)),
-    ("~nobody-of-this-name/mine.csv", None, ValueError, "~nobody-of-this-name"),
+    ("~nobody-of-this-name/mine.csv", None, FileNotFoundError, "~nobody-of-this-name"),
 ]
 if hasattr(os, "mkfifo"):
     BROKEN_FILES += [

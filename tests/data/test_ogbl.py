@@ -19,7 +19,7 @@ from gat_pyg.runs.result import read
 from gat_pyg.tasks.links import _keys
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import TaskData, batching
-from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
+from gat_pyg.training.epoch_seeds import seed_draws, seed_epoch
 from tests.data.test_ogbn import table
 
 pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
@@ -72,7 +72,7 @@ def test_batches_have_each_link_once_an_epoch_and_as_many_negatives(
         monkeypatch.setattr(batching, "_place", lambda trainer: (rank, world))
         batches = TaskData(task, num_links=num_links).train_dataloader()
         batches.sampler.set_epoch(epoch)
-        seed_negatives(7, epoch)
+        seed_draws(7, epoch)
         return [task.objective.example(batch, "train") for batch in batches]
 
     orders = []
@@ -100,7 +100,7 @@ def test_the_negatives_of_rank_0_are_those_of_its_seeded_epoch() -> None:
     state = random.getstate()
     seed_epoch(7, 1, 3)
     assert random.getstate() != state
-    seed_negatives(7, 3)
+    seed_draws(7, 3)
     assert random.getstate() == state
 
 
@@ -116,7 +116,7 @@ def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytes
         "model.encoder={channels:8,init:orthogonal}",
     ]
     folders = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
-    arguments = ["dataset=ogbl-ddi", *folders, *few]
+    arguments = ["dataset=ogbl-ddi", "recipe=papers", *folders, *few]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
     gat_pyg.run.main()
     (result,) = read(tmp_path / "o" / "results.jsonl")

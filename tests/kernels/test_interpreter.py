@@ -14,18 +14,16 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from gat_pyg import GATConv
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
-from gat_pyg.conv import gat, loops
+from gat_pyg.conv import gat
 from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph import cpu as structure
-from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, rows
 from gat_pyg.philox import keyed
@@ -95,7 +93,7 @@ def sparse_results(dtype: torch.dtype) -> list[Tensor]:
     pattern = Pattern.of((draw(9, 7) > 0).float().to_sparse_csr())
     seeds, p = torch.tensor([1, 2**40, -5]), torch.tensor([0.4, 0.0, 0.9], dtype=torch.float64)
     values, weight = draw(3, pattern.col.numel(), dtype=dtype), draw(3, 7, 70, dtype=dtype)
-    both = results(lambda v, w: products._sums(v, w, seeds, p, pattern, False), values, weight)
+    both = results(lambda v, w: products.sums(v, w, seeds, p, pattern, False), values, weight)
     return [*both, mask.mask_of(seeds, 100, p, dtype)]
 
 
@@ -111,12 +109,6 @@ def head_scores(heads: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
     return [gat._dots(z, a), gat._dots_back(z, a, of, grad), grad]
 
 
-def features_with_loops(dtype: torch.dtype, in_torch: bool) -> Tensor:
-    index, edge_attr = torch.tensor([[0, 1, 2, 0], [1, 2, 1, 2]]), torch.arange(8.0, dtype=dtype).view(4, 2)
-    edges = neighbourhoods(index, 3, 3, add_self_loops=True)
-    return loops.features_with_loops(GATConv(2, 1, edge_dim=2), index, edge_attr, 3, 3, edges, in_torch)
-
-
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Results that take every kernel: of the CPU kernels, or of plain torch."""
     heads, channels = SIZES.get(dtype, (8, 8))
@@ -128,7 +120,6 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
         every = sparse_results(dtype)
         wide = torch.promote_types(dtype, torch.float32)  # in which a layer's node is
         every += [result for width in (channels, 19) for result in head_scores(heads, width, wide)]
-        every.append(features_with_loops(wide, backend != "fused"))
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)

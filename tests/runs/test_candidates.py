@@ -29,6 +29,7 @@ def test_a_candidate_stays_if_its_validation_score_is_better(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GAT_PYG_DATA", str(tmp_path))
+    monkeypatch.setattr(candidates, "NODES", 1000)
     monkeypatch.setattr(candidates, "EPOCHS", 15)
     monkeypatch.setattr(candidates, "MOST", 1)
     monkeypatch.setattr(candidates, "CANDIDATES", {"encoding=columns": candidates.CANDIDATES["encoding=columns"]})

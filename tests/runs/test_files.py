@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib
 import logging
 import re
 import shutil
@@ -19,7 +18,6 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
@@ -256,25 +254,6 @@ def test_the_score_for_a_sweeper_is_highest_for_the_best(command: Command, monke
     monkeypatch.setattr(gat_pyg.sweeps.job, "execute", lambda config: scores.append(execute(config)))
     command(*QUANTITIES, *SMALL, "metric=rmse", "runs=2", "training.max_epochs=2")
     assert scores == pytest.approx([-np.mean([result.val for result in read("outputs/results.jsonl")])])
-
-
-@pytest.mark.filterwarnings("ignore:.* are not a category of (the )?training")
-def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    tables = importlib.import_module("tables")
-    for name in ("node classes", "links", "molecules", "series"):
-        case, weights = tables.CASES[name], []
-        for change in (None, case.changed):
-            draw = np.random.default_rng(0)
-            files = case.files(draw, 40)
-            if change is not None:
-                change(files, draw)
-            tables.save_files(files, Path())
-            shutil.rmtree("outputs", ignore_errors=True)
-            command(*case.settings, "baselines=false", "training.max_epochs=2")
-            weights.append(load_file(runs()[0] / "model.safetensors"))
-        before, after = weights
-        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before), name
 
 
 @pytest.mark.filterwarnings("ignore:mine. keys that are not read")

@@ -320,9 +320,9 @@ def test_only_the_settings_of_the_papers_runs_are_shown_beside_its_numbers(setti
 
 @pytest.mark.parametrize("loader", ["full", "neighbor", "cluster"])
 def test_a_loader_that_is_passed_replaces_that_of_a_recipe(loader: str):
+    papers = "dataset=ogbl-ddi", "recipe=papers"
     recipe, passed, elsewhere = (
-        parsed(*overrides).loader
-        for overrides in (["dataset=ogbl-ddi"], ["dataset=ogbl-ddi", f"loader={loader}"], [f"loader={loader}"])
+        parsed(*overrides).loader for overrides in ([*papers], [*papers, f"loader={loader}"], [f"loader={loader}"])
     )
     assert recipe.num_neighbors == [30, 30] and recipe.num_links is None
     chosen = ("num_neighbors", "num_parts", "num_links")
