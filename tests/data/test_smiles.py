@@ -130,7 +130,7 @@ def test_a_column_is_the_split() -> None:
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("smiles,y\nCCO,1.5\nC(C,2.5\n,3.5\nCC C,4.5\n", {}, r"wrong.csv: 3 of 4 SMILES cannot be "
-     r"converted: row 3, 'C\(C' is no SMILES; row 4, the SMILES is empty; row 5, 'CC C' has a space. Correct them, or"),
+     r"converted: row 3, 'C\(C' is no SMILES; row 4, the SMILES is empty; row 5, 'CC C' has a space. Correct or"),
     ("smiles,y\nCC(C)(C)(C)C,1.5\n[Fe+9],1.5\n", {}, r"row 2, 'CC\(C\)\(C\)\(C\)C' is no molecule: Explicit "
      r"valence for atom # 1 C, 5, is .*; row 3, '\[Fe\+9\]' has an atom with a charge"),
     ("smiles,y\n?,1.5\n!,2.5\n", {"invalid": "skip"}, "2 of 2 SMILES cannot be converted"),

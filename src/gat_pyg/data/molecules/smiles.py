@@ -246,7 +246,9 @@ def _read(frame: Any, source: Mapping[str, Any]) -> _Read:
         text = f"{len(reasons):,} of {len(frame):,} SMILES cannot be converted: {'; '.join(shown)}"
         text += "; ..." * (len(reasons) > LISTED)
         if source["invalid"] == "error" or not graphs:
-            raise ValueError(f"{file}: {text}. Correct them, or leave them out by dataset.invalid=skip.")
+            raise ValueError(
+                f"{file}: {text}. Correct or remove them. A run trained with dataset.invalid=skip leaves them out."
+            )
         notes.append(f"{file}: {text}. They are left out")
     frame = frame.iloc[[*graphs]]
     names, classes, goal = (source["target"][key] for key in ("names", "classes", "goal"))
