@@ -100,7 +100,7 @@ def export(
     if predictor.run_objective.label_rate:
         raise ValueError(
             f"{run_dir} reads the known labels of other nodes (training.label_rate), which a file cannot do. Use "
-            "gat_pyg.predict, or train without it."
+            "gat_pyg.predict, or train with training.label_rate=null."
         )
     network = Prepared(predictor).eval()
     draw = torch.Generator().manual_seed(0)
