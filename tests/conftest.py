@@ -63,7 +63,7 @@ def frozen_heap() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands try no settings by validation, which would train several times; `test_candidates` does."""
-    monkeypatch.setattr("gat_pyg.runs.candidates.NODES", 0)
+    monkeypatch.setattr("gat_pyg.sweeps.candidates.NODES", 0)
 
 
 @pytest.fixture

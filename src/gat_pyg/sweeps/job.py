@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
 from ..paper.published import as_published
-from ..runs.candidates import chosen
 from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
     AT_ONCE,
@@ -51,6 +50,7 @@ from ..trained.load import load
 from ..trained.uncertainty import Calibration, averaged, can_calibrate, of_task
 from ..training.progress import quiet
 from ..training.signals import handled
+from .candidates import chosen
 from .grid import on_all_splits, table
 from .messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
-from gat_pyg.runs import candidates
-from gat_pyg.runs.candidates import chosen
 from gat_pyg.runs.defaults_by_data import suited
 from gat_pyg.runs.task import read_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
+from gat_pyg.sweeps import candidates
+from gat_pyg.sweeps.candidates import chosen
 
 
 def command(*overrides: str) -> Settings:

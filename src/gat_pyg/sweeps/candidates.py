@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
 from ..models.encoders import num_categories
+from ..runs.defaults_by_data import by_data, has_rule
+from ..runs.network import earlier_values
+from ..runs.result import Result
+from ..runs.sequential import one_run
+from ..runs.task import READ, data_key, prepared, read_task, with_loss
 from ..settings.hashing import config_hash
 from ..settings.overrides import names_of
 from ..settings.settings import Settings
@@ -19,11 +24,6 @@ from ..tasks.encodings import GraphColumns
 from ..tasks.metrics import metric_named
 from ..tasks.task import Task
 from ..training.progress import quiet
-from .defaults_by_data import by_data, has_rule
-from .network import earlier_values
-from .result import Result
-from .sequential import one_run
-from .task import READ, data_key, prepared, read_task, with_loss
 
 NODES, EDGES = 20_000, 200_000  # of the training graphs in all, above which nothing is tried
 LABELS = 100  # of the validation, below which scores say too little
