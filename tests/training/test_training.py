@@ -34,6 +34,7 @@ from gat_pyg.distributed.ranks import rank_zero_print
 from gat_pyg.features import SparseFeatures
 from gat_pyg.graph import adjacency
 from gat_pyg.models import GAT as GAT_PYG
+from gat_pyg.models.change import Change
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, TaskData, Transductive
@@ -267,9 +268,10 @@ class Rows(nn.Linear):
     [
         lambda: GAT_PYG(6, [4], 3, [2, 1]),
         lambda: GAT_PYG(6, [4, 4], 3, [2, 2, 1], reproduction=True),
+        lambda: Change(GAT_PYG(6, [4], 3, [2, 1]), [0, 2], [2] * 3, [0.0] * 3, [1.0] * 3),
         lambda: Rows(6, 3),
     ],
-    ids=["GAT", "authors", "no edges"],
+    ids=["GAT", "authors", "change", "no edges"],
 )
 def test_a_step_on_the_receptive_field_is_one_on_the_whole_graph(make: Callable[[], nn.Module]):
     N = 400

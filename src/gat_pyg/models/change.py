@@ -67,5 +67,5 @@ class Change(Wrapper):
         for column in self.columns:
             parts[column] = (parts[column] - first) / spread
         change = self._called(torch.stack(parts, -1), edge_index, **options)
-        each = zip(targets, change.unbind(-1), strict=True)
-        return torch.stack([(last - mean + spread * h) / std for (last, mean, std), h in each], -1)
+        each, N = zip(targets, change.unbind(-1), strict=True), len(change)  # the first rows, of a receptive field
+        return torch.stack([(last[:N] - mean + spread[:N] * h) / std for (last, mean, std), h in each], -1)
