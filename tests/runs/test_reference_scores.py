@@ -322,12 +322,16 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
         ),
         ("graphs", ("model=gin",), {"best": "random forest"}, "edges in both directions"),
         ("graphs", (), {"best": "random forest"}, "encoding=rwse, model=gin"),
-        ("links", ("encoding=degree",), {}, "+model.decoder=mlp"),
-        ("links", (), {}, "encoding=degree, "),
+        ("links", (), {}, "model.decoder={decoder:mlp,popularity:true}, "),
         ("nodes of one graph", (), {"best": "boosting"}, "encoding=columns, "),
         ("nodes of one graph", (), {"best": "neighbours' labels"}, "training.label_rate=0.8, "),
         ("quantities of nodes", (), {"best": "earlier value"}, "model.change=true, "),
-        ("graphs", (), {"best": "boosting of descriptors"}, "dataset.descriptors=true, "),
+        (
+            "graphs",
+            ("dataset=smiles", "dataset.path=m.csv", "dataset.descriptors=false"),
+            {"best": "boosting of descriptors"},
+            "dataset.descriptors=true, ",
+        ),
     ],
 )
 def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, expected) -> None:
@@ -339,6 +343,6 @@ def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, 
 def test_a_search_is_tried_where_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gat_pyg.sweeps.messages._is_directed", lambda task: False)
     task = OBJECTIVES["links"]()
-    text = advice(result_of(task), task, settings_of("encoding=degree", "+model.decoder=mlp"))
+    text = advice(result_of(task), task, settings_of("+model.decoder={decoder:mlp,popularity:true}"))
     search = "a search of 96 settings by gat-pyg -m search=link with the settings of the data"
     assert text == f"training.lr=0.007, training.lr=0.06, {search}"

@@ -24,16 +24,16 @@ from ..tasks.metrics import metric_named
 RESULT, CONFIG, CHECKPOINT, METRICS = "result.json", "config.yaml", "last.ckpt", "metrics.csv"
 ERRICA = "Errica's protocol"  # a study
 _COLUMNS = {"node": "encoding=columns", "edge": "encoding=columns"}  # by `Result.item`
-_DEGREES, _RDKIT = {"link": "encoding=degree"}, {"graph": "dataset.descriptors=true"}
+_POPULARITY, _RDKIT = {"link": "model.decoder={decoder:mlp,popularity:true}"}, {"graph": "dataset.descriptors=true"}
 _MODELS = {"linear model": "a linear model", "random forest": "a random forest", "boosting": "boosted trees"}
 BASELINES = {  # descriptions of `Result.baselines`, and the settings that give the network what they have
     "neighbours' labels": ("the neighbours' labels", {"node": "training.label_rate=0.8"}),
     **{name: (f"{text} of the features", _COLUMNS) for name, text in _MODELS.items()},
     **{f"{name} of descriptors": (f"{text} of RDKit's descriptors", _RDKIT) for name, text in _MODELS.items()},
     "earlier value": ("an earlier value", {"node": "model.change=true"}),
-    "popularity": ("popularity, the product of the degrees", _DEGREES),
-    "popularity of dst": ("the degree of the second end", _DEGREES),
-    "recent popularity": ("the number of the second end's latest links", _DEGREES),
+    "popularity": ("popularity, the product of the degrees", _POPULARITY),
+    "popularity of dst": ("the degree of the second end", _POPULARITY),
+    "recent popularity": ("the number of the second end's latest links", _POPULARITY),
     "Adamic-Adar": ("the Adamic-Adar index", {}),
     "paths of length 3": ("the paths of length 3", {}),
 }
@@ -121,6 +121,13 @@ class Result:
         """The setting that gives the network what the best baseline has, else ""."""
         _, settings = BASELINES.get(self.best_baseline, ("", {}))
         return settings.get(self.item, "")
+
+    def lacks_remedy(self, values: Mapping[str, Any]) -> bool:
+        """Return True if the run's settings, by their dotted names, do not have the remedy yet."""
+        name = self.remedy.partition("=")[0]
+        key = {"encoding": "encoding._target_", "model.decoder": "model.decoder.popularity"}.get(name, name)
+        off = (False,) if name == "dataset.descriptors" else (None, False)  # null: on, up to 10,000 molecules
+        return bool(name) and values.get(key) in off
 
     @property
     def near_constant(self) -> str:

@@ -14,6 +14,7 @@ from ..paper.published import published
 from ..runs.folder import relative_path
 from ..runs.reference_scores import OneHot, has_baselines, is_missing
 from ..runs.result import ERRICA, Result, scores_of
+from ..settings.hashing import flattened
 from ..settings.options import Split
 from ..settings.settings import Settings
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, Metric, metric_named
@@ -86,10 +87,8 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
     x = task.features(task.train[0])
     early = 0 < result.best_epoch <= 5 < result.epochs - result.best_epoch
     late = result.epochs >= settings.max_epochs and result.best_epoch > 0.9 * result.epochs
-    chosen = {"encoding": settings.encoding.target, "training": training.label_rate, "model": model.get("change")}
-    chosen["dataset"] = "graph_attr" in task.train[0]
     hints = {
-        result.remedy: bool(result.remedy) and not chosen[result.remedy.replace("=", ".").partition(".")[0]],
+        result.remedy: result.lacks_remedy(flattened(settings.to_dict())),
         f"training.lr={training.lr / 3:.1g} (the best epoch was {result.best_epoch})": early,
         f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),

@@ -25,6 +25,7 @@ from ..models.encoders import num_unknown
 from ..runs.model_file import seeds_of
 from ..runs.result import CONFIG, result_in
 from ..runs.task import settings_of, task_of
+from ..settings.hashing import flattened
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
@@ -108,9 +109,8 @@ class Trained:
             return ""
         text = f"the test score {metric_named(first.metric).text(first.value)} is {first.below_baseline}"
         path = next(iter(self.folders.values())) / CONFIG
-        settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
-        lacks = first.remedy and not OmegaConf.select(settings, first.remedy.partition("=")[0])
-        return f"{text}; try {first.remedy}" if lacks else text
+        settings: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        return f"{text}; try {first.remedy}" if first.lacks_remedy(flattened(settings)) else text
 
     @cached_property
     def task(self) -> Task:
