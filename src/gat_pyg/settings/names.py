@@ -105,12 +105,12 @@ def recipe_of(recipe: str, model: str, dataset: str) -> str:
     """
     from .conf import CHOICES
 
+    if recipe != "auto" or dataset in OF_THE_PAPER:
+        return "papers" if recipe == "auto" else recipe
     options = {group: {*CHOICES[f"recipe/{group}"]} for group in ("on", "family")}
     if GlobalHydra.instance().is_initialized():  # also the user's
         loader = GlobalHydra.instance().config_loader()
         options = {group: {*loader.get_group_options(f"recipe/{group}")} for group in options}
-    if recipe != "auto" or dataset in OF_THE_PAPER:
-        return "papers" if recipe == "auto" else recipe
     if f"strong-{model}-{dataset}" in options["on"]:
         return "strong"
     choice = CHOICES["dataset"].get(dataset)
