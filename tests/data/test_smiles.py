@@ -220,7 +220,7 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     with pytest.warns(UserWarning, match="no training molecule has Se") as warned:
         predict(result.run_dir, tmp_path / "new.csv")
     assert len(warned) == 1  # by the reader, which names the molecule; of graphs it is the encoder's
-    with pytest.warns(UserWarning, match="not a category of training.* atomic_num of x has 1"):
+    with pytest.warns(UserWarning, match="data: atomic_num of x has 1 values that are not a category"):
         predict(result.run_dir, later.graphs)
 
     source = {**(preparation.source or {}), "invalid": "skip"}

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +16,13 @@ from hydra.errors import HydraException
 from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 from torch_geometric.data import Data
 
 from ..data.arrays.from_pyg import from_dataset
 from ..data.arrays.series import the_graph
 from ..data.encodings import encoded
+from ..data.molecules.smiles import unseen_atoms
 from ..data.named.published import split_file
 from ..data.named.raw import data_root, folder_of_download, is_of_network, not_downloaded
 from ..data.rows import column_name
@@ -202,16 +205,28 @@ def prepared(task: Task, settings: Settings) -> Task:
 def warn_of_unknown_categories(task: Task) -> None:
     """Warn once for each of validation and test whose features have categories that training does not have."""
     for split in SPLITS[1:]:
-        texts = []
-        for key in ("x", "edge_attr") if task.edge_dim is not None else ("x",):
-            categories = num_categories(data[key] for data in task.train)
-            unknown = num_unknown((data[key] for data in task.graphs(split)), categories)
-            texts += [f"{column_name(task.source, key, column)} has {count}" for column, count in unknown.items()]
-        if texts:
-            rank_zero_warn(
-                f"{task.name}: {split} has values that are not a category of training; the encoder adds nothing to them"
-                f": {', '.join(texts)}."
-            )
+        graphs, place, source = task.graphs(split), f"{task.name}, {split}", task.source or {}
+        if "categories" in source:
+            text = unseen_atoms(graphs, source["categories"], place)
+        else:
+            keys = ("x", "edge_attr") if task.edge_dim is not None else ("x",)
+            sizes = {key: num_categories(data[key] for data in task.train) for key in keys}
+            text = unknown_categories(place, source, {key: [data[key] for data in graphs] for key in keys}, sizes)
+        if text:
+            rank_zero_warn(text)
+
+
+def unknown_categories(
+    place: str, source: Mapping[str, Any], values: Mapping[str, Sequence[Tensor]], sizes: Mapping[str, Sequence[int]]
+) -> str:
+    """Return a warning of values of features that are not a category of training, to which an encoder adds nothing."""
+    texts = [
+        f"{column_name(source, key, column)} has {count}"
+        for key, each in values.items()
+        for column, count in num_unknown(each, sizes[key]).items()
+    ]
+    what = "values that are not a category of the training rows. The encoder adds nothing to them"
+    return f"{place}: {', '.join(texts)} {what}." if texts else ""
 
 
 def task_of(run_dir: str | Path, trust: bool = False) -> Task:

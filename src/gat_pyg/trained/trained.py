@@ -20,11 +20,10 @@ from ..data.arrays.batched_graphs import pointers
 from ..data.arrays.keys import UNION
 from ..data.arrays.series import graphs_of_series, is_series
 from ..data.reader import Rows
-from ..data.rows import column_name, read_rows
-from ..models.encoders import num_unknown
+from ..data.rows import read_rows
 from ..runs.model_file import seeds_of
 from ..runs.result import CONFIG, result_in
-from ..runs.task import settings_of, task_of
+from ..runs.task import settings_of, task_of, unknown_categories
 from ..settings.hashing import flattened
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
@@ -176,7 +175,9 @@ class Trained:
         _check(graph, objective, self.models[0])
         graph = self._with_labels(graph) if objective.label_rate else graph
         if not (is_read and "categories" in (preparation.source or {})):
-            _warn_of_unknown_categories(graph, self.models[0], preparation.source)
+            sizes = {key: encoder.categories for key, encoder in encoders_of(self.models[0]).items() if key in graph}
+            if text := unknown_categories("data", self.source, {key: [graph[key]] for key in sizes}, sizes):
+                warnings.warn(text, stacklevel=4)  # the caller of `predict`
         return graph
 
     def _with_labels(self, graph: Data) -> Data:
@@ -294,21 +295,6 @@ def _check(data: Data, objective: Objective, model: nn.Module) -> None:
             others = f", nor have {len(empty) - 1} others" if len(empty) > 1 else ""
             name = f"graph {empty[0]}" if count > 1 else "the graph"
             raise ValueError(f"data: {name} has no nodes{others}, expected at least one. Leave it out.")
-
-
-def _warn_of_unknown_categories(data: Data, model: nn.Module, source: Mapping[str, Any] | None) -> None:
-    """Warn if features have values that are not a category of training."""
-    texts = []
-    for key, encoder in encoders_of(model).items():
-        if key in data:
-            unknown = num_unknown([data[key]], encoder.categories)
-            texts += [f"{column_name(source, key, column)} has {count}" for column, count in unknown.items()]
-    if texts:
-        warnings.warn(
-            "The data have values that are not a category of training; the encoder adds nothing to them: "
-            f"{', '.join(texts)}.",
-            stacklevel=5,  # the caller of `predict`
-        )
 
 
 def labels_of(graph: Data, objective: Objective) -> Tensor | None:

@@ -157,7 +157,8 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     of = _read(table, {**source, "smiles": smiles})
     for note in of.notes:
         warnings.warn(f"{note}.", stacklevel=4)
-    _warn_of_categories([*of.graphs.values()], source["categories"], file_of(table))
+    if text := unseen_atoms([*of.graphs.values()], source["categories"], file_of(table)):
+        warnings.warn(text, stacklevel=4)
     ids: dict[str, Sequence[Any]] = {}
     used = (smiles, source.get("split"), *source["target"]["names"])
     for name in [name for name in table.columns if name not in used]:
@@ -366,8 +367,8 @@ def _categories(graphs: Sequence[Data]) -> dict[str, list[list[int]]]:
     return {key: [column.unique().tolist() for column in values] for key, values in columns.items()}
 
 
-def _warn_of_categories(graphs: Sequence[Data], known: Mapping[str, list[list[int]]], file: str) -> None:
-    """Warn of atoms and bonds with a value that no training molecule has."""
+def unseen_atoms(graphs: Sequence[Data], known: Mapping[str, list[list[int]]], file: str) -> str:
+    """Return a warning of atoms and bonds with a value that no training molecule has, or ""."""
     table = needs("rdkit.Chem", "molecules").GetPeriodicTable()
     texts = []
     for key, names in _MAPS.items():
@@ -378,11 +379,8 @@ def _warn_of_categories(graphs: Sequence[Data], known: Mapping[str, list[list[in
                 having = [graph.smiles for graph in graphs if (graph[key][:, column] == value).any()]
                 label = table.GetElementSymbol(value) if name == "atomic_num" else f"{name} {values[value]}"
                 texts.append(f"{label} in {having[0]!r}" + f" and {len(having) - 1} more" * (len(having) > 1))
-    if texts:
-        warnings.warn(
-            f"{file}: no training molecule has {', '.join(texts)}. Predictions of such molecules are guesses.",
-            stacklevel=5,
-        )
+    text = f"{file}: no training molecule has {', '.join(texts)}. Predictions of such molecules are guesses."
+    return text if texts else ""
 
 
 def _atoms(graph: Data) -> list[str]:
