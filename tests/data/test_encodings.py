@@ -92,7 +92,9 @@ def test_laplacian_encodings_are_eigenvectors_of_the_least_eigenvalues(each: Gra
 
 
 @pytest.mark.parametrize("each", GRAPHS, ids=str)
-def test_graph_columns_are_statistics_of_a_dense_matrix_and_networkx_ranks(each: Graph, float64: None):
+def test_graph_columns_are_statistics_of_a_dense_matrix_and_networkx_ranks(
+    each: Graph, float64: None, monkeypatch: Any
+):
     N, data = each.num_src, Data(torch.randn(each.num_src, 2), each.index)
     A = to_dense_adj(each.index, max_num_nodes=N)[0]
     near = ((A + A.T) > 0) | (torch.eye(N) > (A + A.T).sum(1, keepdim=True))  # a node alone: itself
@@ -106,6 +108,8 @@ def test_graph_columns_are_statistics_of_a_dense_matrix_and_networkx_ranks(each:
     expected += [torch.tensor([[N * ranks[node]] for node in range(N)]).log()]
     got = Encoding(GraphColumns()).columns(data)
     torch.testing.assert_close(got, torch.cat(expected, 1), rtol=0, atol=1e-3)
+    monkeypatch.setattr("gat_pyg.tasks.encodings.AT_ONCE", 1)  # the order does not depend on the number of edges
+    assert torch.equal(Encoding(GraphColumns()).columns(data), got)
     assert torch.equal(Encoding(GraphColumns(most=1)).columns(data), got[:, 6:])
     if N > 1:
         assert torch.equal(Encoding(GraphColumns(k=2)).columns(data)[:, 9:], columns(LaplacianPE(2), each))

@@ -266,7 +266,8 @@ def test_a_level_adds_sets_and_intervals(
 def test_the_verbs_read_labels(tmp_path: Path):
     (nodes, edges), run = tables(tmp_path), tmp_path / "run"
     frame, settings = pd.read_csv(nodes), ["dataset=tables", f"dataset.nodes={nodes}", f"dataset.edges={edges}"]
-    small = ["training.label_rate=0.5", "training.max_epochs=1", "model=mlp", "model.hidden_channels=4", "runs=2"]
+    small = ["training.label_rate=0.5", "encoding=columns", "training.max_epochs=1", "model=mlp", "runs=2"]
+    small += ["model.hidden_channels=4"]
     small += [f"hydra.run.dir={run}", f"outputs={tmp_path}", "baselines=false"]
     command(*settings, "dataset.target=age", "dataset.ignore=[fraud]", *small)
     evaluation = evaluate(run)
@@ -281,6 +282,10 @@ def test_the_verbs_read_labels(tmp_path: Path):
     after = predict(run, [moved, edges])
     changed = after.age.to_numpy() != other.age.to_numpy()
     assert not changed[7] and changed.any()
+    explained = explain(run, [moved, edges], node=frame.account[7]).features
+    assert {"known label", "age"}.isdisjoint(explained.feature)  # its own label is hidden
+    names = {"neighbours' labels", "max of the neighbours' since", "encoding edges to it", "encoding PageRank"}
+    assert names <= {*explained.feature} and not explained.feature.str.fullmatch(r"encoding \d+").any()
     with pytest.raises(ValueError, match=r"reads the known labels of other nodes .*, but the data have none"):
         predict(run, Data(torch.zeros(2, 6), torch.tensor([[0], [1]]), torch.zeros(1, 3)))
     with pytest.raises(ValueError, match="reads the known labels of other nodes .*, which a file cannot do"):

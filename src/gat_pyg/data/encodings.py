@@ -26,7 +26,7 @@ from ..tasks.scaling import scale
 from ..tasks.task import Task
 from .named.raw import data_root
 
-VERSION = 1  # part of the names of files: increase it if a transform computes other numbers
+VERSION = 2  # part of the names of files: increase it if a transform computes other numbers
 _BROKEN = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)  # errors that a damaged file causes
 
 

@@ -24,6 +24,7 @@ SPEED = 3 * 10**9  # products per second
 DENSE = 500  # nodes below which all eigenvectors are computed, which takes 40 ms
 SMALLEST = 1e-6  # element of an eigenvector that is more than rounding
 AT_ONCE = 1 << 25  # features of neighbours that are gathered at the same time
+STATISTICS, OF_NODES = ("mean", "min", "max"), ("edges to it", "edges from it", "PageRank")  # of `GraphColumns`
 
 
 class RandomWalkPE(BaseTransform):  # type: ignore[misc]
@@ -175,8 +176,9 @@ class GraphColumns(BaseTransform):  # type: ignore[misc]
         if self.has_statistics(data.x):
             src, dst = to_undirected(edge_index, num_nodes=N)
             alone = degree(dst, N)[:, None] == 0
-            for block in x.split(max(1, AT_ONCE // max(len(src), 1)), 1):
-                for reduce in ("mean", "min", "max"):
+            blocks = x.split(max(1, AT_ONCE // max(len(src), 1)), 1)
+            for reduce in STATISTICS:
+                for block in blocks:
                     columns.append(torch.where(alone, block, scatter(block[src], dst, 0, N, reduce)))
         out_degree = degree(edge_index[0], N, x.dtype)
         columns += [degree(edge_index[1], N, x.dtype).log1p(), out_degree.log1p(), _page_rank(edge_index, out_degree)]

@@ -29,7 +29,8 @@ from ..models.explainers import (
     removal,
     value,
 )
-from ..tasks.preparation import Preparation
+from ..tasks.encodings import OF_NODES, STATISTICS, GraphColumns
+from ..tasks.preparation import Preparation, build_transform
 from .item import Goal, Item, goal_of, item_of
 from .load import encoders_of
 from .predict import writer
@@ -134,7 +135,9 @@ def explain(
     if the feature is replaced: by 0, which in a table is the mean of the training or no category, or for a model with
     an encoder by the mean or an unknown category. The rows are those of the explained node, and of all other nodes
     together, without features that have these values anyway; of more than 200, those with the largest gradients.
-    Features that are computed from edges, such as encodings, do not change if edges are removed.
+    Features that are computed from edges, such as encodings, do not change if edges are removed. With
+    `training.label_rate`, features are also the known label of a node, of no explained one, and what its neighbours'
+    labels pass on: a number for each class, or of standardised targets.
 
     A prediction is the probability of a class, of a label or its absence, of a link or no link, or a target in its
     own unit; of several seeds the mean. A model without attention has no `attention`, one without PyG's message passing
@@ -251,7 +254,7 @@ _FEATURES = ("node", "feature", "value", "occlusion")  # without the kinds that 
 
 
 class _Feature(NamedTuple):
-    """A column of the user's table, or of x."""
+    """A column of the user's table, or columns of x."""
 
     name: str
     columns: slice  # of x
@@ -260,24 +263,46 @@ class _Feature(NamedTuple):
     def text(self, x: Tensor) -> str:
         """Return the value in one row of x as text."""
         if self.encoding is None:
-            return f"{float(x[self.columns]):.4g}"
+            return ", ".join(f"{value:.4g}" for value in x[self.columns].tolist())
         is_count = self.name in DEGREES  # whose logarithms are features
         return text_of({**self.encoding, "log": is_count or self.encoding.get("log")}, x[self.columns].numpy())
 
 
-def _named(preparation: Preparation) -> Iterator[_Feature]:
-    """Yield the features of a node by the user's names."""
+def _named(run: Trained) -> Iterator[_Feature]:
+    """Yield the features of a node by the user's names, statistics of the neighbours' ones, and the known labels."""
+    preparation, K = run.preparation, run.objective.out_channels
+    begin, end = preparation.in_channels, preparation.in_channels + preparation.num_labels
+    if preparation.num_nodes is None:
+        own = [*_own(preparation)]
+        yield from own
+        yield from _of_encoding(preparation, own)
+    if begin < end:
+        yield _Feature("known label", slice(begin, end - K))
+        yield _Feature("neighbours' labels", slice(end - K, end))
+
+
+def _own(preparation: Preparation) -> Iterator[_Feature]:
     source, begin = preparation.source or {}, 0
-    if preparation.num_nodes is not None:
-        return
     for name, encoding in source.get("columns", {}).get("node", {}).items():
         yield _Feature(name, slice(begin, begin + width(encoding)), encoding)
         begin += width(encoding)
+    for column in range(begin, preparation.num_features):
+        yield _Feature(column_name(source, "x", column).removesuffix(" of x"), slice(column, column + 1))
+
+
+def _of_encoding(preparation: Preparation, own: Sequence[_Feature]) -> Iterator[_Feature]:
+    P, begin, encoding = preparation.num_encodings, preparation.num_features, preparation.encoding
+    is_of_columns = encoding is not None and isinstance(build_transform(encoding).transform, GraphColumns)
+    if is_of_columns and len(STATISTICS) * begin + len(OF_NODES) <= P:
+        for number, reduce in enumerate(STATISTICS, 1):
+            for name, columns, _ in own:
+                places = slice(number * begin + columns.start, number * begin + columns.stop)
+                yield _Feature(f"{reduce} of the neighbours' {name}", places)
+        begin *= len(STATISTICS) + 1
+    names = OF_NODES if is_of_columns else ()
     for column in range(begin, preparation.in_channels):
-        name = column_name(source, "x", column).removesuffix(" of x")
-        if column >= preparation.num_features:
-            name = f"encoding {column - preparation.num_features}"
-        yield _Feature(name, slice(column, column + 1))
+        name = names[column - begin] if column - begin < len(names) else f"{column - preparation.num_features}"
+        yield _Feature(f"encoding {name}", slice(column, column + 1))
 
 
 def _features(
@@ -296,7 +321,7 @@ def _features(
     tried = [
         (float(slope[at, feature.columns].sum()), name, at, feature)
         for name, at in rows.items()
-        for feature in _named(run.preparation)
+        for feature in _named(run)
         if bool((x[at, feature.columns] != baseline[feature.columns]).any())
     ]
     tried = sorted(tried, key=lambda each: -abs(each[0]))[:MOST]
