@@ -54,6 +54,11 @@ def task_of(data: Data) -> Task:
     return Task("accounts", [data], [data], [data], data.x.size(1), NodeLabels(3))
 
 
+def test_the_standard_error_of_a_perfect_score_is_that_of_one_wrong_row() -> None:
+    y = torch.arange(36) % 3
+    assert baselines._standard_error(task_of(accounts()), torch.eye(3)[y], y) == pytest.approx(100 / 36)
+
+
 def columns_of(x: Tensor, edge_index: Tensor) -> np.ndarray:
     """Return the columns of nodes, twice those that GraphLand adds."""
     return GraphColumns()(GraphColumns()(Data(x, edge_index))).x.double().numpy()

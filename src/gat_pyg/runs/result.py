@@ -111,7 +111,7 @@ class Result:
         if not (name := self.best_baseline) or self.baselines is None:
             return ""
         metric, score, error = metric_named(self.metric), self.baselines[name], self.baselines_error or 0.0
-        if metric.better(self.value) >= metric.better(score) - error:
+        if metric.better(self.value) >= metric.better(score) - error - 2e-5:  # rounded
             return ""
         text, _ = BASELINES.get(name, (name, {}))
         return f"worse than {text} ({metric.value(score)}, standard error {metric.value(error)})"
