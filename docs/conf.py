@@ -53,7 +53,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+(\.\w+)?"),  # private base classes, and those of private modules
-    ("py:class", r"gat_pyg\.conv\.base\.AttentionConv"),  # the base of the layers, which have its members
+    ("py:class", r"gat_pyg\.(conv\.base\.AttentionConv|seeds\.module\.StackOfSeeds)"),  # bases of documented classes
     (
         "py:class",
         r"Kind|Number|Panels|(gat_pyg\.trained\.uncertainty\.)?Rows|Scale|Seed|Split|Weights|dataclasses\.InitVar",

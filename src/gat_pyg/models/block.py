@@ -51,8 +51,8 @@ class Block(nn.Module):
         skip: the skip connection of the attention: "identity" adds h, True is part of Att, False is none.
         dropout: p of the feed-forward part.
         input_dropout: p of Att's input.
-        norm: n, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair"; or a class or
-            function of the width.
+        norm: the norm n, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair"; or a class
+            or function of the width.
         norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
         act: the name of an activation in `torch.nn`, or a callable; None for none.
         norm_first: apply the norm to h rather than to the sum.

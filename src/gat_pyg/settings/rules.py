@@ -111,6 +111,7 @@ def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
 # Arguments of classes and functions ---------------------------------------------------------------------------------
 
 _MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # model.*
+_LIST = "a list in which each element is "
 _OF_HYDRA = ("_args_", "_convert_", "_partial_", "_recursive_", "_target_")
 
 
@@ -225,8 +226,12 @@ def _description(kind: Any, least: int) -> str:
     if origin is Literal:
         return choice(*inner).expected
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_description(option, least) for option in inner))
+        texts = dict.fromkeys(_description(option, least) for option in inner)
+        single = " or ".join(each for each in texts if not each.startswith(_LIST))
+        lists = ("a list of these" if each == _LIST + single else each for each in texts if each.startswith(_LIST))
+        return ", or ".join(filter(None, [single, *lists]))
     if origin in (tuple, Sequence):
-        return f"a list in which each element is {_description(inner[0], least)}"
+        return _LIST + _description(inner[0], least)
     simple = {int: whole(least).expected, float: "a finite number", bool: "true or false", str: "text", Path: "text"}
-    return simple.get(kind, "null" if kind is type(None) else f"a {kind.__name__} by its _target_")
+    simple |= {Any: "any value", type(None): "null"}
+    return simple.get(kind) or f"a {kind.__name__} by its _target_"
