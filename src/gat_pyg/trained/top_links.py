@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -124,6 +125,12 @@ def _candidates(trained: Trained, data: Any) -> Candidates:
     known = [graph.edge_index]
     if pairs is not None:
         known.append(pairs if y is None else pairs[:, y == 1])
+        if isinstance(data, (list, tuple)) and len(data) == 2 + bool(trained.source.get("are_two")):
+            warnings.warn(
+                "The table of links has pairs that are left out. Messages pass over the links of the training; for "
+                "messages over links of the table too, give it twice: they are the first table of links.",
+                stacklevel=4,
+            )
         names = trained.node_ids  # those of `data` are of its pairs
     candidates = _of_graph(trained, graph, known)
     names = range(candidates.graph.x.size(0)) if names is None else names

@@ -73,7 +73,10 @@ def read_table(path: str | Path | Sequence[str | Path]) -> Any:
         for lacking, other in ((file, files[0]), (files[0], file)):
             columns = (set(frames[0]), set(frame))[:: 1 if lacking == file else -1]
             if missing := columns[0] - columns[1]:
-                raise ValueError(f"{lacking.name} has no column {min(missing)!r}, which {other.name} has.")
+                raise ValueError(
+                    f"{lacking.name} has no column {min(missing)!r}, which {other.name} has. Tables of one kind need "
+                    "the same columns; for nodes of two kinds, as users and items, choose dataset.bipartite=true."
+                )
     offsets = np.cumsum([0, *(frame.index[-1] + 1 for frame in frames[:-1])]).tolist()
     for frame, offset in zip(frames, offsets, strict=True):
         frame.index = frame.index + offset

@@ -14,7 +14,8 @@ IDS = (("id",), ("node",), ("vertex",), ("node", "id"), ("vertex", "id"))  # wor
 ENDS = (  # words of the ends of edges, alone or with others, as in from_account and to_account
     *(("src", "dst"), ("source", "target"), ("source", "destination"), ("source", "dest"), ("from", "to")),
     *(("sender", "receiver"), ("sender", "recipient"), ("payer", "payee"), ("head", "tail"), ("orig", "dest")),
-    *(("origin", "destination"), ("caller", "callee"), ("follower", "followee"), ("citing", "cited"), ("start", "end")),
+    *(("origin", "destination"), ("origin", "dest"), ("caller", "callee"), ("follower", "followee")),
+    *(("citing", "cited"), ("start", "end")),
 )
 PAIRS = (("u", "v"), ("a", "b"), ("1", "2"), ("i", "j"))  # likewise, alone or with a word of OBJECTS
 USERS = ("user", "customer", "client", "buyer", "reviewer", "member", "person", "patient", "author", "reader")

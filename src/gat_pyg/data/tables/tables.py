@@ -74,7 +74,7 @@ def tables(
     may be others, columns in another order. The first of `notes` names the columns with their uses.
 
     Args:
-        nodes, edges: the tables.
+        nodes, edges: the path of each table, such as nodes.csv, a list of paths, or a frame.
         target: the column to predict, of nodes or else of edges; several columns are several labels or targets. An
             empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.tables.targets.Targets`). None:
             links.
@@ -92,7 +92,8 @@ def tables(
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
             None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
             `dst`, whose columns then have names such as `user.age`.
-        disjoint, per_class, val, test, seed: arguments of a random split, as in `gat_pyg.data.from_dataset`.
+        disjoint: of links, the share of the training links that are predicted and pass no messages.
+        per_class, val, test, seed: arguments of a random split, as in `gat_pyg.data.from_dataset`.
         negatives: of links, how pairs without a link are drawn: as `LinkLabels`, by default with the same user and
             other items where users and items are two kinds.
         column: the column with the split of each row, train, val or test.
