@@ -30,7 +30,6 @@ from gat_pyg import GAT, attention_of
 from gat_pyg.report.figures.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
 from gat_pyg.report.figures.canvas import ORANGE
 from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
-from gat_pyg.report.figures.page import attention_page
 from gat_pyg.report.figures.positions import _tsne, tsne
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
@@ -139,14 +138,13 @@ def test_places_are_the_same_for_the_same_seed() -> None:
     assert tsne(torch.zeros(4, 1)).isfinite().all()
 
 
-def test_figures_of_a_model_share_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_figures_of_a_model_share_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(TSNE, "fit_transform", lambda self, x: calls.append(1) or x[:, :2].copy())
     _tsne.cache_clear()
     net, data = model(), data_of(RANDOM)
     attention_figure(net, data)
     attention_figure(net, data, layer=1)
-    attention_page(net, data, tmp_path / "page.html")
     assert len(calls) == 1
     attention_figure(net, data, seed=1)
     assert len(calls) == 2

@@ -27,7 +27,7 @@ EXTRAS = {  # what each brings
     "molecules": "SMILES",
     "ogb": "the data sets ogbn-*, ogbg-* and ogbl-*",
     "ray": "processes started by Ray",
-    "report": "figures, also of molecules, and the attention page",
+    "report": "figures, also of molecules",
     "search": "a search by Optuna",
     "sparse": "torch_scatter and torch_sparse, which are never needed",
     "tables": "CSV, TSV and Parquet files",

@@ -1,4 +1,4 @@
-"""Figures and pages of attention, and tables that compare results with the paper.
+"""Figures of attention, and tables that compare results with the paper.
 
 >>> import gat_pyg
 >>> gat_pyg.report.attention_figure.__module__
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from .figures.nodes import degree_figure as degree_figure
     from .figures.nodes import entropy_figure as entropy_figure
     from .figures.nodes import neighbourhood_figure as neighbourhood_figure
-    from .figures.page import attention_page as attention_page
 
 # Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
 _LAZY = {
     "attention_figure": "figures.nodes",
-    "attention_page": "figures.page",
     "curves_figure": "figures.curves",
     "degree_figure": "figures.nodes",
     "entropy_figure": "figures.nodes",

@@ -1,1 +1,1 @@
-"""Figures and pages of attention, explanations and learning curves."""
+"""Figures of attention, explanations and learning curves."""

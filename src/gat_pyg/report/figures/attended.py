@@ -1,4 +1,4 @@
-"""The attention of a trained model on one graph: the data of all figures and pages."""
+"""The attention of a trained model on one graph: the data of all figures."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def tsne(features: Tensor, seed: int = 0) -> Tensor:
     More than 50 features are reduced to 50 principal components, and the nodes start from the first two. The number of
     steps is fixed, so the time grows as N log N: 13 s on one core for Cora's 2,708 nodes, 50 s for Pubmed's 19,717.
     Above 5,000 nodes, there are half as many and coarser steps. The result is deterministic for a seed. The last two
-    results are cached, so that figures and pages of a model share them.
+    results are cached, so that figures of a model share them.
 
     Raises:
         ImportError: if scikit-learn is missing.
