@@ -28,14 +28,13 @@ from torch_geometric.utils import scatter, to_torch_csr_tensor
 import gat_pyg.report
 from gat_pyg import GAT, attention_of
 from gat_pyg.report.figures.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
-from gat_pyg.report.figures.canvas import ORANGE
-from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.figures.nodes import attention_figure, neighbourhood_figure
 from gat_pyg.report.figures.positions import _tsne, tsne
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model
 
-FIGURES = [attention_figure, entropy_figure, degree_figure, neighbourhood_figure]
+FIGURES = [attention_figure, neighbourhood_figure]
 
 
 def options_of(draw: Any, data: Data) -> dict[str, Tensor]:
@@ -256,7 +255,7 @@ def test_figures_for_papers() -> None:
     with rc_context({"font.size": 7, "text.color": "red"}):
         yours = Figure((9, 6), layout="constrained")
         panels = yours.subplots(2, 4)
-        for draw, axes in zip(FIGURES, (panels[0, 0], panels[0, 1:3], panels[1, :2], panels[1, 2]), strict=True):
+        for draw, axes in zip(FIGURES, (panels[0, 0], panels[1, 0]), strict=True):
             options = options_of(draw, data) | ({"nodes": [3]} if draw is neighbourhood_figure else {})
             assert draw(model(), data, **options, axes=axes) is yours
             assert draw(model(), data, **options, caption=False).get_supxlabel() == ""
@@ -274,29 +273,6 @@ def test_figures_for_papers() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             attention_figure(model(), data, layout=layout(data), width=width, axes=axes)
-
-
-def test_normalised_entropy_is_between_nothing_and_uniform() -> None:
-    data = data_of(RANDOM)
-    for mechanism in ("additive", "constant"):
-        net = model(mechanism)
-        panels = entropy_figure(net, data).axes
-        for panel, (edge_index, alpha) in zip(panels, Attended.of(net, data).layers, strict=True):
-            size = sizes(edge_index, 40)
-            normalised = (entropies(edge_index, alpha, 40) / size.log()[:, None])[size > 1].numpy()
-            medians = [line.get_ydata()[0] for line in panel.lines if line.get_color() == ORANGE]
-            assert medians == pytest.approx(np.median(normalised, axis=0))
-            low, high = panel.get_ylim()
-            assert low < normalised.min() and high > 1 and panel.get_ylabel() == "normalised entropy"
-            assert mechanism == "additive" or np.allclose(normalised, 1)
-
-
-def test_largest_coefficients_lie_between_uniform_and_all() -> None:
-    for mechanism in ("additive", "constant"):
-        axes = degree_figure(model(mechanism), data_of(RANDOM)).axes[0]
-        among, largest = np.asarray(axes.collections[0].get_offsets()).T
-        assert (largest >= 1 - 1e-5).all() and (largest <= among + 1e-5).all()
-        assert mechanism == "additive" or np.allclose(largest, 1)
 
 
 def test_figures_are_written(tmp_path: Path) -> None:
@@ -369,15 +345,17 @@ def test_bad_input() -> None:
             return self.conv(x, edge_index).mean(0)
 
     for message, call in {
-        r"y has shape \(40, 2\), expected \(40,\).*to show: label=0": lambda: entropy_figure(net, several),
-        r"label is 1 and y has shape \(40,\), expected \(40, K\)": lambda: entropy_figure(net, data, label=1),
-        "label is 3, expected 0 to 2": lambda: entropy_figure(net, several, label=3),
+        r"y has shape \(40, 2\), expected \(40,\).*to show: label=0": lambda: neighbourhood_figure(net, several),
+        r"label is 1 and y has shape \(40,\), expected \(40, K\)": lambda: neighbourhood_figure(net, data, label=1),
+        "label is 3, expected 0 to 2": lambda: neighbourhood_figure(net, several, label=3),
         "scale is 'alpha', expected 'uniform' or 'sum'": lambda: attention_figure(net, data, scale="alpha"),
-        "edge_index is a torch.sparse_csr, expected a dense tensor": lambda: entropy_figure(net, matrix),
-        "the graph has no nodes": lambda: entropy_figure(net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])),
-        r"Pooled gives shape \(3,\), expected \(40, K\)": lambda: entropy_figure(Pooled(), data),
-        "no layer of Linear takes return_attention_weights": lambda: entropy_figure(nn.Linear(16, 3), data),
-        "class_names has 2 names, expected 3": lambda: entropy_figure(net, data, class_names=["one", "two"]),
+        "edge_index is a torch.sparse_csr, expected a dense tensor": lambda: neighbourhood_figure(net, matrix),
+        "the graph has no nodes": lambda: neighbourhood_figure(
+            net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])
+        ),
+        r"Pooled gives shape \(3,\), expected \(40, K\)": lambda: neighbourhood_figure(Pooled(), data),
+        "no layer of Linear takes return_attention_weights": lambda: neighbourhood_figure(nn.Linear(16, 3), data),
+        "class_names has 2 names, expected 3": lambda: neighbourhood_figure(net, data, class_names=["one", "two"]),
         "layer is 2, expected 0 to 1": lambda: attention_figure(net, data, layer=2, layout=layout(data)),
         r"layout has shape \(3, 2\), expected finite numbers \[40, 2\]": lambda: attention_figure(
             net, data, layout=torch.zeros(3, 2)

@@ -17,7 +17,7 @@ from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
 from gat_pyg.report.figures.graphs import graph_figure
-from gat_pyg.report.figures.nodes import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.figures.nodes import attention_figure, neighbourhood_figure
 from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.targets import EdgeTargets
@@ -357,7 +357,7 @@ def test_the_attention_of_such_models_has_figures_or_an_error(tmp_path: Path):
         assert torch.equal(edge_index, expected_index) and torch.equal(alpha, expected)
     layout = torch.rand(data.num_nodes, 2)
     assert graph_figure(model, data, layout=layout).axes
-    for figure in (attention_figure, entropy_figure, degree_figure, neighbourhood_figure):
+    for figure in (attention_figure, neighbourhood_figure):
         with pytest.raises(ValueError, match="LinkScores predicts pairs of nodes, expected a model with a class for"):
             figure(model, data, tmp_path / "figure")
     assert not [*tmp_path.iterdir()]

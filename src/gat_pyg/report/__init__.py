@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from .figures.graphs import graph_figure as graph_figure
     from .figures.graphs import sheet_figure as sheet_figure
     from .figures.nodes import attention_figure as attention_figure
-    from .figures.nodes import degree_figure as degree_figure
-    from .figures.nodes import entropy_figure as entropy_figure
     from .figures.nodes import neighbourhood_figure as neighbourhood_figure
 
 # Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
 _LAZY = {
     "attention_figure": "figures.nodes",
     "curves_figure": "figures.curves",
-    "degree_figure": "figures.nodes",
-    "entropy_figure": "figures.nodes",
     "explanation_figure": "figures.explained",
     "graph_figure": "figures.graphs",
     "neighbourhood_figure": "figures.nodes",

@@ -12,7 +12,6 @@ sheet. With `axes=`, a figure is drawn into the axes of another one, which keeps
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import scatter
 
 from .attended import UNKNOWN, Attended, entropies, pairs, sizes, times_uniform
-from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink
+from .canvas import Canvas, Panels, despine, ink
 from .positions import checked, tsne
 
 if TYPE_CHECKING:
@@ -138,103 +136,6 @@ def _class_legend(canvas: Canvas, attended: Attended, classes: Tensor, **style: 
     entries = [("unknown", UNKNOWN) if k < 0 else (attended.class_names[k], attended.colours[k]) for k in occurring]
     handles = [Line2D([], [], color=colour, label=name, **style) for name, colour in entries]
     canvas.legend(handles, "class" if attended.shown is attended.y else "predicted class")
-
-
-def entropy_figure(
-    model: nn.Module,
-    data: Data,
-    path: str | Path | None = None,
-    *,
-    class_names: Sequence[str] | None = None,
-    label: int | None = None,
-    caption: bool = True,
-    width: float | None = None,
-    axes: Panels = None,
-) -> Figure:
-    r"""Draw the normalised entropy of each node's attention as a box for each head, in a panel for each layer.
-
-    .. math:: -\frac{1}{\log |\mathcal{N}_i|} \sum_{j \in \mathcal{N}_i} \alpha_{ij} \log \alpha_{ij}
-
-    At 1 a node takes the mean of its neighbours, at 0 it attends to only one of them. A box has the quartiles, its
-    whiskers end at the 5 % and 95 % quantiles, and dots are the other nodes. Nodes with fewer than two neighbours
-    (including themselves, if the layer adds self-loops) are left out. Arguments and errors as in `attention_figure`,
-    with axes for each layer.
-    """
-    attended = Attended.of(model, data, class_names, label)
-    canvas = Canvas(len(attended.layers), (4.0, 3.2), axes, width, each="layer")
-    for number, ((edge_index, alpha), panel) in enumerate(zip(attended.layers, canvas.panels, strict=True)):
-        size = sizes(edge_index, attended.num_nodes)
-        entropy = (entropies(edge_index, alpha, attended.num_nodes) / size.log()[:, None])[size > 1]
-        heads = range(1, alpha.size(1) + 1)
-        parts = panel.boxplot(
-            [*entropy.t().numpy()], whis=(5, 95), positions=heads, widths=min(0.6, 0.15 * len(heads)), patch_artist=True
-        )
-        for box in parts["boxes"]:
-            box.set(facecolor=BLUE, alpha=0.5)
-        for middle in parts["medians"]:
-            middle.set(color=ORANGE, linewidth=2)
-        for nodes in parts["fliers"]:
-            nodes.set(markersize=2, markerfacecolor=ink(), markeredgewidth=0, alpha=0.3, rasterized=True)
-        panel.axhline(1, color=ink(), ls="--", lw=1)
-        place = panel.get_yaxis_transform()  # the right end of the line
-        panel.annotate("uniform", (1, 1), (0, 2), place, "offset points", ha="right", va="bottom")
-        if not len(entropy):
-            panel.text(0.5, 0.5, "no neighbourhoods", transform=panel.transAxes, ha="center")
-        panel.set(title=f"layer {number + 1}", xlabel="head", ylabel="normalised entropy")
-        panel.set_xticks(heads, [str(head) for head in heads])
-        despine(panel)
-    relation = (
-        "Entropy of each node's attention, divided by that of uniform attention: 1 is a mean, 0 is a single neighbour. "
-        "Boxes have the quartiles of the nodes, whiskers end at the 5 and 95 % quantiles."
-    )
-    return canvas.finished(path, "\n".join([relation, *map(attended.describe, range(len(attended.layers)))]), caption)
-
-
-def degree_figure(
-    model: nn.Module,
-    data: Data,
-    path: str | Path | None = None,
-    *,
-    class_names: Sequence[str] | None = None,
-    label: int | None = None,
-    caption: bool = True,
-    width: float | None = None,
-    axes: Panels = None,
-) -> Figure:
-    """Draw each node's largest coefficient, in times uniform and averaged over heads, by its number of neighbours.
-
-    Uniform attention lies at 1, attention to a single neighbour on the diagonal. Arguments and errors as in
-    `attention_figure`, with axes for each layer.
-    """
-    attended = Attended.of(model, data, class_names, label)
-    canvas = Canvas(len(attended.layers), (4.0, 3.4), axes, width, margin=1.6, each="layer")
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    for number, ((edge_index, alpha), panel) in enumerate(zip(attended.layers, canvas.panels, strict=True)):
-        size = sizes(edge_index, attended.num_nodes)
-        times = times_uniform(edge_index, alpha, attended.num_nodes)
-        top = scatter(times, edge_index[1], dim=0, dim_size=attended.num_nodes, reduce="max").mean(-1)
-        among, values = size[size > 0], top[size > 0]
-        panel.scatter(among, values, s=6, c=BLUE, alpha=0.25, linewidths=0, rasterized=True, label="a node")
-        distinct, nodes = among.unique(return_counts=True)
-        distinct = distinct[nodes >= min(5, int(nodes.max()))] if len(nodes) else distinct
-        middle = [float(values[among == count].median()) for count in distinct]
-        panel.plot(distinct, middle, color=ORANGE, lw=1.6, label="median of 5 or more")
-        panel.axhline(1, color=ink(), ls="--", lw=1.2, label="uniform")
-        most, largest = float(max([2.0, *among])), float(max([1.2, *values]))
-        points = torch.logspace(0, math.log10(most), 50)
-        panel.plot(points, points, color=ink(), ls=":", lw=1.2, label="all on one neighbour")
-        scale = "log" if largest > 4 else "linear"
-        panel.set(xscale="log", yscale=scale, xlim=(0.9, 1.1 * most), ylim=(0.95, 1.05 * largest))
-        for axis in (panel.xaxis, panel.yaxis) if scale == "log" else (panel.xaxis,):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_locator(NullLocator())
-        panel.set(title=f"layer {number + 1}", xlabel="neighbours attended over")
-        despine(panel)
-        panel.set_ylabel("largest coefficient, times uniform")
-    canvas.legend(canvas.panels[0].get_legend_handles_labels()[0])
-    return canvas.finished(path, "\n".join(map(attended.describe, range(len(attended.layers)))), caption)
 
 
 def neighbourhood_figure(
