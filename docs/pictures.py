@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import recorded
+import torch
+from matplotlib.figure import Figure
 
 import gat_pyg
 from gat_pyg.data import ogbg, planetoid, planted
@@ -21,8 +23,7 @@ OUT = Path(__file__).parent / "pictures"
 
 def main(runs: Path) -> None:
     """Draw the attention of two models side by side, then of each by itself, and that of six molecules."""
-    model, task = gat_pyg.load(runs / "molesol"), ogbg("ogbg-molesol")
-    gat_pyg.report.sheet_figure(model, task, OUT / "molesol-graphs.svg", number=3)
+    draw_molecules(runs / "molesol")
     seen = {}
     for name, data in (("planted", planted().test[0]), ("cora", planetoid("cora").test[0])):
         model = gat_pyg.load(runs / name)
@@ -48,6 +49,18 @@ def main(runs: Path) -> None:
 
     recorded.OUT = OUT
     recorded.chart("uniform", draw, (8, 3), columns=2)
+
+
+def draw_molecules(run: Path) -> None:
+    """Draw the three test molecules whose target a model predicts best, and below them the three worst."""
+    model, graphs = gat_pyg.load(run), ogbg("ogbg-molesol").test
+    predictions, y = gat_pyg.predict(run, graphs)[:, 0], torch.cat([data.y[:, 0] for data in graphs])
+    order = (predictions - y).abs().argsort().tolist()
+    figure = Figure((13, 8), layout="constrained")
+    for panel, index in zip(figure.subplots(2, 3).flat, (*order[:3], *order[:-4:-1]), strict=True):
+        gat_pyg.report.graph_figure(model, graphs[index], axes=panel)
+        panel.set_title(f"y = {y[index]:.3g}, predicted {predictions[index]:.3g}", fontsize="small")
+    figure.savefig(OUT / "molesol-graphs.svg")
 
 
 if __name__ == "__main__":

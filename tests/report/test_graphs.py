@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
-from functools import partial
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,14 +18,11 @@ from torch_geometric.utils import from_smiles
 
 import gat_pyg.report.figures.graphs
 from gat_pyg import GAT
-from gat_pyg.data import digits, from_dataset
 from gat_pyg.models import Encoded, Readout
-from gat_pyg.report.figures.graphs import graph_figure, sheet_figure
+from gat_pyg.report.figures.graphs import graph_figure
 from gat_pyg.report.figures.molecules import molecule_of, picture
 from gat_pyg.report.figures.positions import graph_layout
-from gat_pyg.settings.hashing import MODEL
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
-from tests.report.samples import at, one, report, write_lines
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
 ATOMS = torch.tensor([[5, 4, 5, 3], [5, 3, 5, 0], [7, 1, 5, 0], [6, 4, 6, 3]])
@@ -210,98 +203,8 @@ def test_large_graphs_are_placed_by_springs(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.isfinite(graph_layout(Data(edge_index=chain, num_nodes=20), None)).all()
 
 
-# The best and the worst -----------------------------------------------------------------------------------------------
-
-
-def task(kind: str) -> Any:
-    """Molecules that differ in a column, with labels drawn at random; the first test graph has none.
-
-    Those with a quantity have a long name as their SMILES.
-    """
-    generator = torch.Generator().manual_seed(0)
-    graphs = []
-    for number in range(24):
-        data = acetamide()
-        if kind == "quantity":
-            data.smiles = f"[{number}C]" + 40 * "C"
-        data.x[:, 1] = torch.randint(0, 5, (4,), generator=generator).float()
-        y = torch.randn(1, 1, generator=generator)
-        data.y = {"quantity": y, "one": (y[0] > 0).long(), "many": torch.cat([y > 0, y > 1], 1).float()}[kind]
-        graphs.append(data)
-    graphs[12].y = torch.full_like(graphs[12].y, -1 if kind == "one" else math.nan)
-    return from_dataset([graphs[:6], graphs[6:12], graphs[12:]], "acetamides")
-
-
-@torch.no_grad()
-def losses_and_titles(kind: str, net: nn.Module, its: Any) -> tuple[dict[int, float], dict[int, list[str]]]:
-    """The loss of each test graph and the lines below its title, from the model's output."""
-    losses, titles = {}, {}
-    for index, data in enumerate(its.test[1:], start=1):
-        out, y = net(data.x, data.edge_index, data.edge_attr), data.y
-        if kind == "quantity":
-            prediction = its.objective.predictions(out)
-            value = (prediction - y).abs()
-            titles[index] = [f"y = {float(y):#.3g}, predicted {float(prediction):#.3g}"]
-        elif kind == "one":
-            chance = out.softmax(1)[0]
-            value = -chance[y].log()
-            titles[index] = [f"y = {int(y)}, predicted {int(chance.argmax())} ({100 * float(chance.max()):.0f} %)"]
-        else:
-            chance = out.sigmoid()
-            value = -torch.where(y == 1, chance, 1 - chance).log().mean()
-            titles[index] = [f"{k}: {float(y[0, k]):.0f}, predicted {float(chance[0, k]):.2f}" for k in range(2)]
-        losses[index] = float(value)
-    return losses, titles
-
-
-@pytest.mark.parametrize(("kind", "K"), [("quantity", 1), ("one", 2), ("many", 2)])
-def test_the_best_and_the_worst_in_their_order_with_label_and_prediction(kind: str, K: int) -> None:
-    its, net = task(kind), model(K).train()
-    figure = sheet_figure(net, its, number=2)
-    assert net.training
-    losses, titles = losses_and_titles(kind, net.eval(), its)
-    order = sorted(losses, key=losses.__getitem__)
-    ranks = zip(("best 1", "best 2", "worst 1", "worst 2"), (*order[:2], *order[:-3:-1]), strict=True)
-    names = [f"{data.smiles[:27]}…" if "smiles" in data else f"test graph {i}" for i, data in enumerate(its.test)]
-    expected = [[f"{rank}: {names[index]}", *titles[index]] for rank, index in ranks]
-    panels = [axes.get_title() for axes in figure.axes[:-1] if axes.get_visible()]
-    assert [title.replace("−", "-").split("\n") for title in panels] == expected
-    chosen = "The 2 graphs with the smallest loss and the 2 with the largest of 11."
-    assert chosen in " ".join(figure.get_supxlabel().split())
-
-
-def test_few_graphs_are_drawn_once() -> None:
-    axes = sheet_figure(model(), task("quantity"), split="val").axes[:-1]
-    assert [each.get_title().split(":")[0] for each in axes] == [
-        f"{rank} {k}" for rank in ("best", "worst") for k in (1, 2, 3)
-    ]
-
-
-def test_the_command_draws_the_graphs_of_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gat_pyg.report.figures.graphs, "sheet_figure", partial(sheet_figure, number=1))
-    monkeypatch.setattr("gat_pyg.report.write.load", lambda run: model())
-    monkeypatch.setattr("gat_pyg.runs.task.task_of", lambda run: task("quantity"))
-    (tmp_path / MODEL).touch()
-    metrics = ("rmse", "mae")
-    lines = at(one("GAT", "acetamides", 1.0, 0, metric, run_dir=str(tmp_path), item="graph") for metric in metrics)
-    path, out = write_lines(tmp_path / "results.jsonl", lines), tmp_path / "out"
-    assert report([str(path), "--out", str(out), "--graphs"]) == 0
-    paths, stdout = sorted(out.glob("graphs-*.svg")), capsys.readouterr().out
-    assert [path.name for path in paths] == ["graphs-GAT-acetamides-rmse.svg", "graphs-GAT-acetamides.svg"]
-    assert all(path.name in stdout and ElementTree.parse(path).getroot().tag.endswith("svg") for path in paths)
-
-
-def test_the_command_needs_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_lines(tmp_path / "r.jsonl", at([one("A", "digits", item="graph")]))
-    assert report([str(path), "--out", str(tmp_path / "none"), "--graphs"]) == 1
-    assert "with attention on graph labels" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
-
-
 def test_bad_input() -> None:
-    data, net, its = acetamide(), model(), task("quantity")
+    data, net = acetamide(), model()
     for message, call in {
         "scale is 'sum', expected 'uniform' or 'alpha'": lambda: graph_figure(net, data, scale="sum"),
         "layer is 2, expected 0 to 1": lambda: graph_figure(net, data, layer=2),
@@ -310,8 +213,6 @@ def test_bad_input() -> None:
         r"layout has shape \(3, 2\), expected finite": lambda: graph_figure(net, data, layout=torch.zeros(3, 2)),
         "the graph has no nodes": lambda: graph_figure(net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])),
         "no layer of Linear takes return_attention": lambda: graph_figure(nn.Linear(9, 1), data),
-        "number is 0, expected at least 1": lambda: sheet_figure(net, its, number=0),
-        "digits has node labels, expected graph labels": lambda: sheet_figure(net, digits()),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

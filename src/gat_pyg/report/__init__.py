@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .figures.curves import curves_figure as curves_figure
     from .figures.explained import explanation_figure as explanation_figure
     from .figures.graphs import graph_figure as graph_figure
-    from .figures.graphs import sheet_figure as sheet_figure
     from .figures.nodes import attention_figure as attention_figure
     from .figures.nodes import neighbourhood_figure as neighbourhood_figure
 
@@ -23,7 +22,6 @@ _LAZY = {
     "explanation_figure": "figures.explained",
     "graph_figure": "figures.graphs",
     "neighbourhood_figure": "figures.nodes",
-    "sheet_figure": "figures.graphs",
 }
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..files import write_whole
-from ..models.attention import attention_layers
 from ..paper.tables.data import data_counts
 from ..paper.tables.scores import fits_paper, paper_tables
 from ..paper.tables.strong import strong_table
 from ..runs.groups import Line, gathered, lines_of
-from ..settings.hashing import MODEL
-from ..trained.load import load
 from .figures.curves import scores_figure
 from .tables.cells import NAMES, Table
 from .tables.comparison import comparison_table
@@ -45,7 +41,6 @@ def write_report(
     preset: Literal["paper", "general", "strong"] | None = None,
     against: str | None = None,
     curves: bool = False,
-    graphs: bool = False,
 ) -> Report:
     """Write tables of lines of results: the paper's beside its published numbers, or methods by data sets.
 
@@ -61,8 +56,6 @@ def write_report(
             one method the general one.
         against: compare the other rows of the general table with this one, by t-tests.
         curves: draw the learning curves of the runs whose folders exist, curves.svg.
-        graphs: draw the attention of the test graphs with the best and the worst predictions, for each method and data
-            set with graph labels whose folder exists, graphs-METHOD-DATASET.svg.
 
     Returns:
         The number of lines, the tables, and the files written.
@@ -90,7 +83,6 @@ def write_report(
     if curves:
         drawn.append(out / "curves.svg")
         scores_figure(rows_of(gathered(lines)), drawn[0])
-    drawn += drawn_graphs(lines, out) if graphs else []
     return Report(len(lines), content, write_tables(content, out, format) + drawn)
 
 
@@ -100,36 +92,6 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     rows = rows_of(runs)
     compared = [] if against is None else [comparison_table(rows, against)]
     return [general_table(rows), *compared, *uncertainty_tables(rows), *source_tables(runs, lines)]
-
-
-def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
-    """Write the figures of the graphs with the best and the worst predictions, and return the files.
-
-    Raises:
-        ValueError: if no run of a model with attention on graph labels has kept its model.
-    """
-    from ..runs.task import task_of  # imports Lightning
-    from .figures.graphs import sheet_figure
-
-    paths = []
-    for label, row in rows_of(gathered(lines)).items():
-        for column, runs in row.items():
-            folders = [Path(line.result.run_dir) for line in runs.lines if line.result.item == "graph"]
-            run = next((each for each in folders if (each / MODEL).is_file()), None)
-            if run is None or not attention_layers(model := load(run)):
-                continue
-            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"graphs-{label}-{column.dataset} {column.data}".strip())
-            path = folder / f"{stem}.svg"
-            if path in paths:  # a table of another metric has this path
-                path = folder / f"{stem}-{column.metric}.svg"
-            sheet_figure(model, task_of(run), path)
-            paths.append(path)
-    if not paths:
-        raise ValueError(
-            f"No folder of a run (run_dir in the lines) has the {MODEL} of a model with attention on graph labels, "
-            "so there are no graphs to draw. Leave out --graphs, or keep the folders in outputs."
-        )
-    return paths
 
 
 def write_tables(results: Sequence[Table], folder: Path, formats: Iterable[str]) -> list[Path]:

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from ...trained.explain import Explained
 from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink, new_figure, written
-from .graphs import BELOW, BOND, MARGIN, PALE, Shown, centred, draw
+from .graphs import BELOW, BOND, MARGIN, PALE, Shown, centred, draw, shortened
 from .molecules import molecule_of
 from .positions import graph_layout
 
@@ -71,7 +71,7 @@ def explanation_figure(
         canvas = Canvas(len(names), _LARGEST, axes, width, each="kind of explanation, then for the features")
         figure, panels = canvas.figure, dict(zip(names, canvas.panels, strict=True))
     ends = torch.searchsorted(nodes, explained.ends[:, shown])
-    texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
+    texts = [shortened(explained.names[node], _LONGEST) for node in nodes.tolist()]
     for kind in kinds:
         values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
         graph = Shown(position, *_ordered(ends, values), (ends, values[:, None]), molecule)
@@ -89,7 +89,8 @@ def explanation_figure(
         panel = panels["features"]
         values = features.occlusion.to_numpy()
         panel.barh(range(len(values)), values, color=[ORANGE if value > 0 else BLUE for value in values])
-        labels = (features.node.map(_shortened) + ": " + features.feature + features.value.map(_valued)).tolist()
+        nodes_of = features.node.map(lambda name: shortened(name, _LONGEST))
+        labels = (nodes_of + ": " + features.feature + features.value.map(_valued)).tolist()
         panel.set_yticks(range(len(values)), labels)
         panel.invert_yaxis()
         panel.axvline(0, color=ink(), lw=0.8)
@@ -111,12 +112,8 @@ def _panels(kinds: Sequence[str], features: int, width: float, height: float) ->
     return figure, figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-
-
 def _valued(value: str) -> str:
-    return f" = {_shortened(value)}" if value else ""
+    return f" = {shortened(value, _LONGEST)}" if value else ""
 
 
 def _strongest(explained: Explained) -> Tensor:

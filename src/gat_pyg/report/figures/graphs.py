@@ -1,25 +1,17 @@
-"""The attention of whole graphs in figures: one graph, and those that a model predicts best and worst."""
+"""The attention of a whole graph, such as a molecule, in a figure."""
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.loader import DataLoader
 
-from ...tasks.labels import ManyLabels, OneLabel
-from ...tasks.model import evaluating
-from ...tasks.objective import Split
-from ...tasks.task import Task
-from ...training.modules import Inductive
 from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
 from .canvas import ORANGE, Canvas, Panels, ink
 from .molecules import molecule_of, picture
@@ -36,7 +28,6 @@ BOND = 40.0  # the largest length of an edge, in points
 _DPI = 300  # dots per inch in the picture of a molecule
 MARGIN = 0.6  # around a graph, in lengths of an edge
 PALE, BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
-_BATCH = 256  # graphs that are predicted at a time
 _TICKS = (
     (0.25, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 4),
     (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.4),
@@ -101,106 +92,13 @@ def graph_figure(
     canvas = Canvas(1, (max(4.0, wide), high + 0.8), axes, width)
     panel = canvas.panels[0]
     wide, high = canvas.inches(panel)
-    colours = _colours([shown], scale)
+    colours = _colours(shown.values, scale)
     draw(panel, shown, names, colours, (wide, high - 0.8 * canvas.new), numbers=True)
     if "smiles" in data:
-        panel.set_title(_shortened(data.smiles), fontsize="medium")
+        panel.set_title(shortened(data.smiles, _LONGEST), fontsize="medium")
     _colour_bar(canvas, colours, layer, head, scale)
     described = describe(*shown.attention, shown.num_nodes, layer)
     return canvas.finished(path, f"{_caption(scale)}\n{described}", caption)
-
-
-def sheet_figure(
-    model: nn.Module,
-    task: Task,
-    path: str | Path | None = None,
-    *,
-    split: Split = "test",
-    number: int = 6,
-    layer: int = 0,
-    head: int | None = None,
-    scale: Scale = "uniform",
-    caption: bool = True,
-    width: float | None = None,
-    axes: Panels = None,
-) -> Figure:
-    """Draw the graphs of a split that a model predicts best and worst, each as in `graph_figure`, without numbers.
-
-    Best and worst are those with the smallest and the largest loss: the cross-entropy of classes, the squared error of
-    targets. Graphs without a known label are left out. A title has the SMILES of a molecule that came with one, else
-    the graph's index in the split; its label and its prediction; of more than three labels or targets, the first
-    three. All graphs share the colour scale.
-
-    Args:
-        model: as in `graph_figure`, with an output row for each graph, as from `gat_pyg.load(run_dir)`.
-        task: a task with graph labels, as from `gat_pyg.data.ogbg`.
-        path, layer, head, scale, caption, width: as in `graph_figure`.
-        split: "train", "val" or "test".
-        number: number of best and of worst graphs to draw.
-        axes: Matplotlib axes of another figure for each graph, the best first, in place of a new figure.
-
-    Raises:
-        ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
-        ValueError: if an argument does not fit the model or the task.
-    """
-    if number < 1:
-        raise ValueError(f"number is {number}, expected at least 1 of the best and of the worst graphs.")
-    if task.objective.item != "graph":
-        raise ValueError(f"{task.name} has {task.objective.item} labels, expected graph labels.")
-    graphs, objective = task.graphs(split), task.objective
-    order, out = _by_loss(model, task, split)
-    best = order[: min(number, -(-len(order) // 2))]
-    worst = order[len(best) :][::-1][:number]
-    canvas = Canvas(len(best) + len(worst), (2.6, 2.1), axes, width, columns=min(3, len(best)), each="graph")
-    shown = {index: Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
-    colours = _colours(list(shown.values()), scale)
-    for index, panel in zip(shown, canvas.panels, strict=True):
-        wide, high = canvas.inches(panel)
-        draw(panel, shown[index], None, colours, (wide, high - 0.4 * canvas.new))
-        rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
-        text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
-        name = _shortened(graphs[index].smiles) if "smiles" in graphs[index] else f"{split} graph {index}"
-        panel.set_title(f"{rank}: {name}\n{text}", fontsize="small")
-    _colour_bar(canvas, colours, layer, head, scale)
-    first = np.cumsum([0, *(each.num_nodes for each in shown.values())])
-    edge_index = torch.cat([each.attention[0] + int(n) for each, n in zip(shown.values(), first, strict=False)], 1)
-    alpha = torch.cat([each.attention[1] for each in shown.values()])
-    chosen = f"The {len(best)} graphs with the smallest loss and the {len(worst)} with the largest of {len(order)}."
-    text = f"{chosen} {_caption(scale)}\n{describe(edge_index, alpha, int(first[-1]), layer)}"
-    return canvas.finished(path, text, caption)
-
-
-@torch.no_grad()
-def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Tensor]:
-    """Return the indices of the graphs with a known label, the smallest loss first, and the outputs for all graphs."""
-    objective = task.objective
-    module = Inductive(model, objective)
-    with evaluating(module):
-        outs = [module.labelled(module(batch), batch, split) for batch in DataLoader(task.graphs(split), _BATCH)]
-    out, y = (torch.cat(parts) for parts in zip(*outs, strict=True))
-    known = objective.known(y).view(len(y), -1).any(1).nonzero().view(-1).tolist()
-    losses = {index: float(objective.loss(out[index : index + 1], y[index : index + 1])) for index in known}
-    return sorted(losses, key=lambda index: losses[index]), out
-
-
-def _shortened(text: str) -> str:
-    """Return a text that fits above a panel."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _label_and_prediction(task: Task, y: Tensor, prediction: Tensor) -> str:
-    """Return a graph's label and prediction as text."""
-    names = task.class_names or [str(k) for k in range(task.num_classes)]
-    if isinstance(task.objective, OneLabel):
-        chosen = int(prediction.argmax())
-        return f"y = {names[int(y)]}, predicted {names[chosen]} ({100 * float(prediction.max()):.0f} %)"
-    pairs_of = list(zip(names, y[0].tolist(), prediction[0].tolist(), strict=True))
-    known = [each for each in pairs_of if not math.isnan(each[1])]
-    form = "{:.0f}, predicted {:.2f}" if isinstance(task.objective, ManyLabels) else "{:#.3g}, predicted {:#.3g}"
-    texts = [form.format(label, value).replace("-", "−") for _, label, value in known]
-    if len(names) > 1:
-        texts = [f"{name}: {text}" for (name, *_), text in zip(known, texts, strict=True)]
-    return "\n".join(f"y = {text}" if len(names) == 1 else text for text in texts[:3])
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------
@@ -254,6 +152,11 @@ class Shown(NamedTuple):
         return span
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return the beginning of a text that has more characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def centred(position: NDArray[np.float64], ends: Tensor) -> NDArray[np.float64]:
     """Return positions `[N, 2]` around the origin, in median lengths of the edges `[2, M]`."""
     src, dst = ends.numpy()
@@ -263,12 +166,11 @@ def centred(position: NDArray[np.float64], ends: Tensor) -> NDArray[np.float64]:
     return centred
 
 
-def _colours(graphs: Sequence[Shown], scale: Scale) -> ScalarMappable:
+def _colours(values: Tensor, scale: Scale) -> ScalarMappable:
     """Return the colour scale of all values: around 1 in both directions, or from 0."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
-    values = torch.cat([graph.values for graph in graphs])
     largest, smallest = (float(values.max()), float(values.min())) if len(values) else (1.0, 1.0)
     if scale == "alpha":
         return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [PALE, ORANGE]))
@@ -279,7 +181,7 @@ def _colours(graphs: Sequence[Shown], scale: Scale) -> ScalarMappable:
 
 
 def _colour_bar(canvas: Canvas, colours: ScalarMappable, layer: int, head: int | None, scale: Scale) -> None:
-    """Add the colour scale below the panels."""
+    """Add the colour scale below the panel."""
     bar = canvas.figure.colorbar(colours, ax=canvas.panels, location="bottom", fraction=0.04, aspect=50, pad=0.02)
     low, high = colours.get_clim()
     if scale == "uniform":
@@ -306,7 +208,7 @@ def draw(
     inches: tuple[float, float],
     numbers: bool = False,
 ) -> None:
-    """Draw a graph into axes of this size; without names, nodes are dots, and atoms have their symbols."""
+    """Draw a graph into axes of this size; without names, atoms have their symbols."""
     size = 72 * np.asarray(inches)  # points
     length = min(BOND, *(size / (shown.span + 2 * MARGIN)))  # length of an edge in points
     edges = [(i, j) for i, j in shown.ends.t().tolist()]
@@ -329,12 +231,9 @@ def draw(
     graph.add_edges_from(edges)
     nx.draw_networkx_edges(graph, place, edges, width=0.34 * length, edge_color=shades, ax=axes)
     nx.draw_networkx_edges(graph, place, edges, width=max(0.03 * length, 0.4), edge_color=ink(), ax=axes)
-    if names is None:
-        nx.draw_networkx_nodes(graph, place, node_size=(0.25 * length) ** 2, node_color=ink(), linewidths=0, ax=axes)
-    else:
-        font, circle = min(max(0.3 * length, 3.5), 10), {"node_color": "white", "edgecolors": ink(), "linewidths": 0.5}
-        nx.draw_networkx_nodes(graph, place, node_size=(0.36 * length) ** 2, ax=axes, **circle)
-        nx.draw_networkx_labels(graph, place, dict(enumerate(names)), font_size=font, ax=axes)
+    font, circle = min(max(0.3 * length, 3.5), 10), {"node_color": "white", "edgecolors": ink(), "linewidths": 0.5}
+    nx.draw_networkx_nodes(graph, place, node_size=(0.36 * length) ** 2, ax=axes, **circle)
+    nx.draw_networkx_labels(graph, place, dict(enumerate(names or ())), font_size=font, ax=axes)
     nx.draw_networkx_edge_labels(graph, place, notes, font_size=0.18 * length, rotate=False, font_color=ink(), ax=axes)
     axes.set_aspect("equal")
     axes.set(xlim=size[0] / length / 2 * np.array([-1, 1]), ylim=size[1] / length / 2 * np.array([-1, 1]))
