@@ -6,7 +6,6 @@ import math
 import re
 import statistics
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from gat_pyg.paper.tables.scores import paper_tables
 from gat_pyg.report.tables.cells import NAMES, NONE, Cell, Table, ranges
-from gat_pyg.report.tables.formats import html, latex, latex_table, markdown
+from gat_pyg.report.tables.formats import latex, latex_table, markdown
 from gat_pyg.runs.groups import Key, gathered, lines_of
 from tests.report.samples import at, by_hand, named, one, report, row_of, write_lines
 
@@ -100,30 +99,10 @@ def test_ranges_hold_each_number_once(numbers: set[int]):
 # The formats --------------------------------------------------------------------------------------------------------
 
 
-def page_of(text: str) -> ElementTree.Element:
-    """A page as XML, which it is but for its doctype and the open `<meta>`: an error if it is not well formed."""
-    return ElementTree.fromstring(re.sub(r"<!DOCTYPE html>|<meta [^>]*>", "", text))
-
-
-def cells_of(page: ElementTree.Element) -> list[str]:
-    return ["".join(cell.itertext()) for cell in page.iter("td")]
-
-
 def awkward() -> Table:
     text = r"a_b & 50% of $x$ #1 {y} ~ ^ \z <td> | `c` *d* [e] “f” ± − – — ≤ × \"g\""
     row = (Cell(text, source="<\"'&>"), Cell("[1] 2"))
     return Table("awkward", text, (("", text), ("group", "b")), (row, row[::-1]), (text,))
-
-
-def test_html_is_well_formed_and_loads_nothing():
-    text = html([*paper_tables(by_hand(), {"cora": "<no files>"}), awkward()])
-    page = page_of(text)
-    assert not re.search(r"https?:|//|url\(|@import", text)
-    assert {each.tag for each in page.iter()}.isdisjoint({"script", "link", "img", "iframe", "a"})
-    assert awkward().rows[0][0].text in cells_of(page)
-    assert "<\"'&>" in [each.get("title") for each in page.iter()]
-    ids = [each.get("id") for each in page.iter() if each.get("id")]
-    assert len(ids) == len(set(ids)) == 8
 
 
 def test_latex_escapes_special_characters():
@@ -151,10 +130,9 @@ def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
                 assert re.sub(r"\\&", "", row).count("&") == width - 1
 
 
-def test_the_three_formats_hold_the_same_cells():
+def test_the_formats_hold_the_same_cells():
     content = [*paper_tables(by_hand(), dict.fromkeys(NAMES, "none")), awkward()]
     expected = [cell.text for table in content for row in table.rows for cell in row]
-    assert cells_of(page_of(html(content))) == expected
     rows = [line for line in markdown(content).splitlines() if line.startswith("| ")]
     heads = [row for row in rows if "---" not in row]
     cells = [re.sub(r"\\(.)", r"\1", cell) for row in heads for cell in re.split(r" ?(?<!\\)\| ?", row)[1:-1]]
@@ -172,18 +150,16 @@ def test_the_three_formats_hold_the_same_cells():
 # The command --------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_writes_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_lines(tmp_path / "results.jsonl", by_hand())
     assert report([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
     output = capsys.readouterr().out
     assert "13 lines of results are in " in output and max(map(len, output.splitlines()[:-1])) < 80
     assert re.search(r"^method +Cora here +", output, re.MULTILINE | re.IGNORECASE), output
     files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "new" / "out").iterdir()}
-    assert sorted(files) == ["report.html", "report.md", "report.tex"]
+    assert sorted(files) == ["report.md", "report.tex"]
     assert all("83.0" in text for text in files.values())
     assert "Table 1" not in files["report.md"]
-    titles = [each.get("title", "") for each in page_of(files["report.html"]).iter("td")]
-    assert any(f"{path}, lines 1–3; config_hash aa" in title for title in titles)
 
 
 def test_line_numbers_are_those_of_the_file(tmp_path: Path):

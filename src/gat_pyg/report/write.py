@@ -15,12 +15,12 @@ from ..runs.groups import Line, gathered, lines_of
 from .figures.curves import scores_figure
 from .tables.cells import NAMES, Table
 from .tables.comparison import comparison_table
-from .tables.formats import csv_table, html, latex, latex_table, markdown
+from .tables.formats import csv_table, latex, latex_table, markdown
 from .tables.general import general_table, rows_of
 from .tables.sources import source_tables
 from .tables.uncertainty import uncertainty_tables
 
-DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex, "html": html}
+DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex}
 FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
 
 
@@ -37,7 +37,7 @@ def write_report(
     out: str | Path = "outputs/report",
     data_root: str | Path | None = None,
     data: bool = True,
-    format: Sequence[str] = ("md", "tex", "html"),
+    format: Sequence[str] = ("md", "tex"),
     preset: Literal["paper", "general", "strong"] | None = None,
     against: str | None = None,
     curves: bool = False,
@@ -49,7 +49,7 @@ def write_report(
         out: the folder of the report.
         data_root: the folder of the raw files for Table 1, by default $GAT_PYG_DATA, else ~/.cache/gat_pyg.
         data: read the data sets for Table 1 of the paper's tables.
-        format: md, tex, html: one document, report.FORMAT; input, csv: a file for each table, for `\\input` in LaTeX
+        format: md, tex: one document, report.FORMAT; input, csv: a file for each table, for `\\input` in LaTeX
             or as CSV.
         preset: the paper's tables, methods by data sets, or experiment=strong beside published numbers. By default the
             paper's if they have a row for one of the lines, and the general one of the others; for several settings of

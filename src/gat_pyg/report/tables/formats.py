@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX, an HTML page and CSV, with the same numbers."""
+"""Tables as Markdown, LaTeX and CSV, with the same numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
-from typing import TypeVar
 
 from ...terminal import BOLD, styled
 from .cells import NONE, Cell, Table
 
-_Part = TypeVar("_Part")
 _RANKS = {  # format -> the text of an ordinary cell, of the best of a column and of the second best
     "markdown": ("{}", "**{}**", "<u>{}</u>"),
     "latex": ("{}", r"\textbf{{{}}}", r"\underline{{{}}}"),
-    "html": ("{}", "<b>{}</b>", "<u>{}</u>"),
 }
 PAPER_TITLE, TITLE = "Graph Attention Networks: results beside the paper's", "Results"
 
@@ -222,67 +218,6 @@ _LATEX = {
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
-
-
-# HTML ---------------------------------------------------------------------------------------------------------------
-
-
-def html(tables: Sequence[Table]) -> str:
-    """Return a self-contained HTML page, with the source of each number as a tooltip."""
-    body = "\n".join(map(html_table, tables))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title_of(tables))}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{escape(title_of(tables))}</h1>
-<p>Rest the pointer on a number to see the lines it comes from.</p>
-{body}
-</body>
-</html>
-"""
-
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 14px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem; }
-section { overflow-x: auto; margin: 2.5rem 0; }
-h2 { font-size: 1.1rem; }
-table { border-collapse: collapse; border-top: 2px solid; border-bottom: 2px solid; }
-th, td { padding: 0.15rem 0.6rem; text-align: left; font-variant-numeric: tabular-nums; }
-td { white-space: nowrap; }
-td.long { white-space: normal; min-width: 20rem; }
-thead { border-bottom: 1px solid; }
-td[title] { cursor: help; }
-li { max-width: 50rem; }
-"""
-
-
-def html_table(table: Table) -> str:
-    """Return one table as a section with its caption and notes."""
-    head = _html_row([name for _, name in table.columns], lambda name: f'<th scope="col">{escape(name)}</th>')
-    if groups := _groups(table):
-        head = _html_row(groups, lambda one: f'<th scope="colgroup" colspan="{one[1]}">{escape(one[0])}</th>') + head
-    body = "\n".join(_html_row(row, _html_cell) for row in table.rows)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
-    return (
-        f'<section id="{escape(table.name)}">\n<h2>{escape(table.caption)}</h2>\n<table>\n<thead>{head}</thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table>\n" + (f"<ul>{notes}</ul>\n" if notes else "") + "</section>"
-    )
-
-
-def _html_row(parts: Iterable[_Part], form: Callable[[_Part], str]) -> str:
-    return "<tr>" + "".join(map(form, parts)) + "</tr>"
-
-
-def _html_cell(cell: Cell) -> str:
-    title = f' title="{escape(cell.source)}"' if cell.source else ""
-    long = ' class="long"' if len(cell.text) > 60 else ""
-    return f"<td{long}{title}>{_ranked('html', cell, escape)}</td>"
 
 
 # CSV ----------------------------------------------------------------------------------------------------------------
