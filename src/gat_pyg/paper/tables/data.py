@@ -76,11 +76,8 @@ def data_table(counts: Mapping[str, Counts | str]) -> Table:
         cells = [Cell(head)]
         for dataset in NAMES:
             one = counts.get(dataset, "not read")
-            if isinstance(one, str):
-                here = Cell(NONE, one)
-            else:
-                here = Cell(_in_words(dataset, one.numbers)[row], "counted in the data")
-            cells += [here, Cell(_in_words(dataset, _printed(dataset))[row], "GAT paper")]
+            here = Cell(NONE if isinstance(one, str) else _in_words(dataset, one.numbers)[row])
+            cells += [here, Cell(_in_words(dataset, _printed(dataset))[row])]
         rows.append(tuple(cells))
     notes = [note for dataset, one in counts.items() for note in data_notes(dataset, one)]
     return Table(

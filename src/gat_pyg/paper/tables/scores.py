@@ -12,7 +12,6 @@ from ...report.tables.cells import (
     Cell,
     Row,
     Table,
-    cost_cell,
     difference_cell,
     ours_cell,
     p_cell,
@@ -159,10 +158,10 @@ def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
 
 
 def paper_cell(paper: Printed | None, metric: str) -> Cell:
-    """Return the cell of a published number, with its source."""
+    """Return the cell of a published number."""
     if paper is None or math.isnan(paper.mean):
-        return Cell(NONE, paper.source if paper else "not in the paper")
-    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
+        return Cell(NONE)
+    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""))
 
 
 # Significance -------------------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def significance_table(runs: Gathered) -> Table:
 def welch_cell(first: Runs | None, second: Runs | None) -> Cell:
     """Return the cell of the p-value of Welch's t-test between the scores of two methods."""
     if first is None or second is None:
-        return Cell(NONE, "needs two runs of both")
+        return Cell(NONE)
     return p_cell(t_test_of(first.values, second.mean, second.std, len(second.values)))
 
 
@@ -226,7 +225,7 @@ def ablation_table(runs: Gathered) -> Table:
                         "test": ours_cell(one, scores.metric),
                         "difference": difference_cell(one, first, scores.metric),
                         "p": welch_cell(one, first),
-                        "seconds a run": cost_cell(one),
+                        "seconds a run": f"{one.seconds:.1f}",
                     }
                 )
     return Table.of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ...report.tables.cells import NONE, Row, Table, cost_cell, difference_cell, ours_cell, p_cell, spread
+from ...report.tables.cells import NONE, Row, Table, difference_cell, ours_cell, p_cell, spread
 from ...report.tables.general import Column, text_of
 from ...runs.groups import Gathered, Key, Runs
 from ...runs.significance import t_test_of
@@ -72,7 +72,7 @@ def _row(settings: Settings, key: Key, runs: Runs) -> Row:
         "published": paper_cell(paper, key.metric),
         "difference": difference_cell(runs, same, key.metric),
         "p": p_cell(p),
-        "seconds a run": cost_cell(runs),
+        "seconds a run": f"{runs.seconds:.1f}",
         "MiB": f"{max(peaks):,.0f}" if peaks else NONE,
         "settings": text_of(SHOWN, learnt(flattened(settings.to_dict()))),
     }

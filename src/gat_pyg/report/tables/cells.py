@@ -1,4 +1,4 @@
-"""Tables for all formats, and their cells: scores, differences, p-values, sources."""
+"""Tables for all formats, and their cells: scores, differences and p-values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NONE = "—"
 
 
 class Cell(NamedTuple):
-    """The text of a cell, its source, and its rank in its column if that is the best or the second best."""
+    """The text of a cell, and its rank in its column if that is the best or the second best."""
 
     text: str
-    source: str = ""
     rank: int = 0  # 1: bold, 2: underlined
+    is_ours: bool = False  # a score of runs, or its place without any
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class HasMean(Protocol):
 
 
 def ours_cell(runs: Runs | None, metric: str) -> Cell:
-    """Return the cell of our mean ± std (runs), with its lines as the source."""
+    """Return the cell of our mean ± std (runs), a dash without any."""
     if runs is None:
-        return Cell(NONE, "no lines")
-    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.values)})", source_of(runs))
+        return Cell(NONE, is_ours=True)
+    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.values)})", is_ours=True)
 
 
 def difference_cell(first: HasMean | None, second: HasMean | None, metric: str) -> Cell:
     """Return the cell of the first mean score minus the second."""
     difference = first.mean - second.mean if first and second else math.nan
-    return Cell(signed(difference, metric), "" if math.isnan(difference) else "the first less the second")
+    return Cell(signed(difference, metric))
 
 
 def p_cell(p: float) -> Cell:
@@ -88,19 +88,7 @@ def p_cell(p: float) -> Cell:
     return Cell(NONE if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}")
 
 
-def cost_cell(runs: Runs) -> Cell:
-    """Return the cell of the mean seconds of a training, with the devices."""
-    devices = ", ".join(dict.fromkeys(line.result.device for line in runs.lines))
-    return Cell(f"{runs.seconds:.1f}", f"training alone, {devices}")
-
-
 # Text ---------------------------------------------------------------------------------------------------------------
-
-
-def source_of(runs: Runs) -> str:
-    """Return a text that names the lines from which a number is computed."""
-    text = "; ".join(f"{file}, lines {ranges(numbers)}" for file, numbers in places(runs).items())
-    return f"{text}; config_hash {runs.setting or 'none'}"
 
 
 def places(runs: Runs) -> dict[str, list[int]]:

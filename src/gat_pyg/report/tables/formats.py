@@ -47,7 +47,7 @@ def plain(table: Table, width: int) -> str:
     method  Cora here
     GCN     81 ± 1
     """
-    rows = [row for row in table.rows if not any(cell.source == "no lines" for cell in row) or _has_results(row)]
+    rows = [row for row in table.rows if not any(cell.is_ours for cell in row) or _has_results(row)]
     if not rows:
         return ""
     heads = _heads(table)
@@ -71,7 +71,7 @@ def plain(table: Table, width: int) -> str:
 
 
 def _has_results(row: Iterable[Cell]) -> bool:
-    return any("config_hash" in cell.source for cell in row)
+    return any(cell.is_ours and cell.text != NONE for cell in row)
 
 
 def _plain_cell(cell: Cell, width: int) -> str:

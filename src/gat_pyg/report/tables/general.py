@@ -90,7 +90,7 @@ def _baseline_rows(rows: Rows, columns: Sequence[Column]) -> Iterator[tuple[Cell
         for column in columns:
             values = [*scores[name].get(column, {}).values()]
             std = statistics.stdev(values) if len(values) > 1 else math.nan
-            cells.append(Cell(spread(statistics.fmean(values), std, column.metric) if values else NONE, "baselines"))
+            cells.append(Cell(spread(statistics.fmean(values), std, column.metric) if values else NONE))
         yield Cell(f"baseline: {name}"), *cells
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...runs.groups import Gathered, Key, Line, Runs
 from ...runs.result import PACKAGES, SOURCE
-from .cells import NAMES, NONE, Cell, Row, Table, cost_cell, places, ranges, source_of, spread
+from .cells import NAMES, NONE, Row, Table, places, ranges, spread
 
 
 def source_tables(
@@ -32,11 +32,11 @@ def source_tables(
                 "config_hash": one.setting or NONE,
                 "shown": "yes" if is_shown(key, one) else "no",
                 "validation": spread(one.val, math.nan, key.metric),
-                "test": Cell(spread(one.mean, one.std, key.metric), source_of(one)),
+                "test": spread(one.mean, one.std, key.metric),
                 "seeds": ranges([result.seed for result in results]),
                 "epochs": f"{statistics.fmean(result.epochs for result in results):.0f}",
                 "best": f"{statistics.fmean(result.best_epoch for result in results):.0f}",
-                "seconds a run": cost_cell(one),
+                "seconds a run": f"{one.seconds:.1f}",
                 "device": ", ".join(dict.fromkeys(result.device for result in results)),
                 "lines": "; ".join(f"[{files[file]}] {ranges(numbers)}" for file, numbers in places(one).items()),
             }
