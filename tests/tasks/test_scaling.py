@@ -14,7 +14,7 @@ from gat_pyg.data.tables.features import Features
 from gat_pyg.models.encoders import Encoder, columns_of
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.settings.factory import ModelFactory
-from gat_pyg.tasks.scaling import scale
+from gat_pyg.tasks.scaling import normal_knots, scale
 from gat_pyg.tasks.targets import NodeTargets
 from tests.laws import assert_close
 
@@ -59,10 +59,16 @@ def test_normal_scores_are_those_of_scikit_learn():
     assert scores.abs().max() < 3 and scores.isfinite().all()  # where scikit-learn has 5.2
     beyond = encoder._standardised(torch.tensor([[-1e9, 1e9]]))
     assert_close(beyond, torch.stack([scores[:, 0].min(), scores[:, 1].max()])[None])
+    before = encoder(x)
+    torch.nn.init.normal_(encoder.knots, generator=draw)  # a piecewise linear function of each column
+    ends = zip(x.unbind(1), encoder._knots, encoder.knots.detach().split(encoder._knots.size(1)), strict=True)
+    added = [[np.interp(column, knots, values) for values in rows.t()] for column, knots, rows in ends]
+    assert_close(encoder(x) - before, torch.from_numpy(np.stack(added).sum(0).T).float())
     y = torch.randn(9, 2, generator=draw)
     exported = torch.export.export(encoder, (y,), strict=False).module()
     assert_close(exported(y), encoder(y))
     assert_close(Stack([encoder, encoder])(y)[1], encoder(y))
+    assert [len(normal_knots(torch.rand(n))) // 2 for n in (50, 999, 7200, 9000)] == [50, 100, 360, 400]
     assert columns_of([torch.full((9, 1), 0.5)], scaling="quantile") == [[0.5, 1.0]]
     assert ModelFactory("model", {"encoder": {"scaling": "quantile"}}).encoder == {
         "channels": 64,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..graph.remembered import is_traced, remembered
 from ..tasks.checks import CHECKED
 from ..tasks.model import members
-from ..tasks.scaling import normal_knots, normal_scores, scale
+from ..tasks.scaling import between_knots, normal_knots, normal_scores, scale
 from .wrapper import Wrapper
 
 MANY = 100  # different values of categories; a column with more of them is continuous
@@ -38,7 +38,13 @@ class Encoder(nn.Module):
 
     A continuous column may have a mean and a standard deviation, by which it is standardised:
     :math:`(x_{ic} - \mu_c) / \sigma_c` replaces :math:`x_{ic}`. In place of them it may have quantiles and their normal
-    scores, between which it is interpolated. With categories alone this is the convention of the
+    scores, between which it is interpolated; then it also adds a learnt piecewise linear function, first 0, with an
+    embedding :math:`\mathbf{e}^c_q` at each quantile (Gorishniy et al., NeurIPS 2022):
+
+    .. math::
+        (1 - t) \, \mathbf{e}^c_q + t \, \mathbf{e}^c_{q + 1}, \qquad x_{ic} = (1 - t) \, k^c_q + t \, k^c_{q + 1}
+
+    With categories alone this is the convention of the
     Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. An unknown category adds nothing. The ids of
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
@@ -106,10 +112,11 @@ class Encoder(nn.Module):
         self._standardises = any(scale != (0.0, 1.0) for scale in chosen)
         for number, key in enumerate(("_mean", "_std")):
             self.register_buffer(key, torch.tensor([scale[number] for scale in chosen]), persistent=False)
-        self.embedding = self.lin = None
+        self.embedding = self.lin = self.knots = None
         if out_channels is not None:
             self.embedding = nn.Parameter(torch.empty(int(sizes.sum()), out_channels)) if discrete else None
             self.lin = nn.Linear(len(continuous), out_channels) if continuous else None
+            self.knots = nn.Parameter(torch.empty(self._knots.numel(), out_channels)) if knots else None
         self.is_learnt = out_channels is not None
         self.out_channels = len(continuous) + int(_widths(sizes).sum()) if out_channels is None else out_channels
         self.reset_parameters()
@@ -121,6 +128,8 @@ class Encoder(nn.Module):
                 INITS[self.init](rows)
         if self.lin is not None:
             self.lin.reset_parameters()
+        if self.knots is not None:
+            nn.init.zeros_(self.knots)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[N, C]` for x `[N, F]`, integers or floats.
@@ -143,14 +152,15 @@ class Encoder(nn.Module):
             value, known = self._known(x)
             row = value + self._first
             weights = known.to(self.embedding.dtype)
-            if len(self.embedding) <= FEW * row.size(1):
-                out = weights.new_zeros(row.size(0), len(self.embedding)).scatter(1, row, weights) @ self.embedding
-            elif torch.compiler.is_exporting():  # ONNX has embedding bags as a loop over rows: at least one is needed
-                out = (F.embedding(row, self.embedding) * weights[..., None]).sum(1)
-            else:
-                out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=weights)
+            out = _weighted_sum(self.embedding, row, weights)
         if self.lin is not None:
             continuous = self.lin(self._standardised(x))
+            if self.knots is not None:
+                ranked = x.index_select(1, self._continuous[self._ranked]).to(continuous.dtype)
+                after, share = between_knots(ranked, self._knots)
+                row = after + self._knots.size(1) * torch.arange(after.size(1), device=x.device)
+                rows, weights = torch.cat([row - 1, row], 1), torch.cat([1 - share, share], 1)
+                continuous = continuous + _weighted_sum(self.knots, rows, weights)
             out = continuous if out is None else out + continuous
         assert out is not None
         return out
@@ -179,6 +189,16 @@ class Encoder(nn.Module):
         ones = torch.where(is_pair, value, 1) * known
         out = F.pad(columns, (0, self.out_channels - columns.size(1)))
         return out.scatter(1, place, ones.to(out.dtype))
+
+
+def _weighted_sum(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums `[N, C]` of the rows `[N, D]` of a table `[R, C]` times their weights."""
+    if len(table) <= FEW * rows.size(1):
+        return weights.new_zeros(rows.size(0), len(table)).scatter_add(1, rows, weights) @ table
+    if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
+        # ONNX has embedding bags as a loop over rows, of which at least one is needed; vmap has one over models
+        return (F.embedding(rows, table) * weights[..., None]).sum(1)
+    return F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
 
 
 @remembered

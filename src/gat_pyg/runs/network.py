@@ -285,5 +285,6 @@ def _decoder(factory: ModelFactory, task: Task, kind: type[nn.Module]) -> Around
             if factory.encoder is None:
                 options["edge_dim"] = features[0].size(1)
             else:
-                options["edge_categories"] = _columns(task, "edge_label_attr")
+                scaling = factory.encoder.get("scaling", "standard")
+                options["edge_categories"] = _columns(task, "edge_label_attr", scaling)
     return {"channels": WIDTH, "out_channels": K, **options}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 Number = TypeVar("Number", float, Tensor)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-6}  # relative standard deviations that are only rounding
-QUANTILES = 100  # of a column whose values become normal scores
+QUANTILES, MOST, ROWS = 100, 400, 20  # of a column whose values become normal scores; one for 20 rows, at most 400
 ROUNDED = 1e-4  # the rounding to float32, in units of the median deviation of a column, that loses its differences
 
 
@@ -56,7 +56,7 @@ def normal_knots(column: Tensor) -> list[float]:
         >>> [round(number, 2) for number in normal_knots(torch.tensor([1.0, 1.0, 1.0, 5.0, 9.0]))]
         [1.0, 5.0, 9.0, -0.67, 0.67, 1.15]
     """
-    count = min(QUANTILES, len(column))
+    count = min(len(column), max(QUANTILES, min(len(column) // ROWS, MOST)))
     ranks = torch.linspace(0, 1, count, dtype=torch.float64)
     knots, ties = column.double().sort().values[(ranks * (len(column) - 1)).round().long()].unique(return_inverse=True)
     mean = torch.zeros_like(knots).index_add(0, ties, ranks) / ties.bincount()
@@ -64,13 +64,23 @@ def normal_knots(column: Tensor) -> list[float]:
     return [*knots.tolist(), *torch.special.ndtri(mean.clamp(edge, 1 - edge)).tolist()]
 
 
-def normal_scores(x: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
-    """Return the normal scores `[N, C]` of x `[N, C]`, interpolated between increasing `knots` `[C, Q]` and clipped."""
+def between_knots(x: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the knot after each element of x `[N, C]`, and the share of the way to it, from 0 to 1.
+
+    The knots `[C, Q]` increase; elements beyond them are at the first or the last one.
+    """
     columns = x.t().contiguous()
     if torch.compiler.is_exporting():  # ONNX has no search
         after = (columns[..., None] >= knots[:, None]).sum(-1)
     else:
         after = torch.searchsorted(knots, columns, right=True)
     after = after.clamp(1, knots.size(1) - 1)
-    low, high, first, last = (each.gather(1, after - k) for each in (knots, scores) for k in (1, 0))
-    return (first + ((columns - low) / (high - low)).clamp(0, 1) * (last - first)).t()
+    low, high = knots.gather(1, after - 1), knots.gather(1, after)
+    return after.t(), ((columns - low) / (high - low)).clamp(0, 1).t()
+
+
+def normal_scores(x: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
+    """Return the normal scores `[N, C]` of x `[N, C]`, interpolated between increasing `knots` `[C, Q]` and clipped."""
+    after, share = between_knots(x, knots)
+    first, last = (scores.gather(1, after.t() - k).t() for k in (1, 0))
+    return first + share * (last - first)
