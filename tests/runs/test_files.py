@@ -226,7 +226,7 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, monk
         assert calls == ["sweeps.job", "runs.sequential", "runs.sequential"]  # before the training, too
     assert first.value <= first.majority
     assert output.count(message) == 3  # of each seed and of both
-    assert f"\nwarning     2 of 2 runs are {message}" in output
+    assert f"\nwarning     the averaged prediction is {message}" in output
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_a_candidate_stays_if_its_validation_score_is_better(
     assert str(settings.encoding.target).endswith("GraphColumns") and "encoding=columns" in settings.suited
     assert "chosen by validation: encoding=columns (" in capsys.readouterr().err
     assert read_task(settings).num_encodings == 9
+    assert settings.runs == 3 and command(*sizes, "runs=1").runs == 1
     monkeypatch.setattr(candidates, "one_run", None)  # the same command again trains nothing
     assert command(*sizes).hash == settings.hash and command(*sizes, "ckpt_path=last").hash == settings.hash
     for override in ("encoding=none", "recipe=none", "split.split=all"):  # chosen by the user, or of several splits

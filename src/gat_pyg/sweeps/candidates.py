@@ -29,6 +29,7 @@ NODES, EDGES = 20_000, 200_000  # of the training graphs in all, above which not
 LABELS = 100  # of the validation, below which scores say too little
 EPOCHS = 100  # the longest training of a candidate
 MOST = 3  # candidates
+RUNS = 3  # seeds, whose averaged prediction is better than each
 
 
 class Candidate(NamedTuple):
@@ -51,7 +52,9 @@ def _has_neighbours(task: Task, settings: Settings) -> bool:
 
 
 def _has_quantities(task: Task, settings: Settings) -> bool:
-    return type(settings.model.get("encoder")) is int and 0 in num_categories(task.features(g) for g in task.train)
+    columns = [task.features(graph) for graph in task.train]
+    of_pairs = [graph.edge_label_attr for graph in task.train if "edge_label_attr" in graph]
+    return type(settings.model.get("encoder")) is int and any(0 in num_categories(x) for x in (columns, of_pairs) if x)
 
 
 # The most promising candidates first, by their overrides -------------------------------------------------------------
@@ -69,15 +72,17 @@ CANDIDATES: Mapping[str, Candidate] = {
 
 
 def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """Return settings that suit the data, with the candidates whose validation score is better than without them.
+    """Return settings that suit small data: several seeds, and the candidates that the validation score prefers.
 
-    Each is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. Nothing is tried on large
-    data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from an
-    earlier run. The choice is kept in `outputs`, for the same command again.
+    Each candidate is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. Nothing is tried
+    on large data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from
+    an earlier run. The choice is kept in `outputs`, for the same command again.
     """
     names = _open(settings, overrides)
-    if not names or not _is_small(task := read_task(settings)):
+    if names is None or not _is_small(task := read_task(settings)):
         return settings
+    if "runs" not in names_of(overrides) and settings.ckpt_path in (None, "last"):
+        settings = settings.replace(runs=RUNS)
     names = [name for name in names if CANDIDATES[name].fits(task, settings)][:MOST]
     if not names:
         return settings
@@ -96,14 +101,14 @@ def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def _open(settings: Settings, overrides: Sequence[str]) -> list[str]:
-    """Return the candidates for settings that nobody chose, in runs on one device, split and data."""
+def _open(settings: Settings, overrides: Sequence[str]) -> list[str] | None:
+    """Return the candidates for settings that nobody chose, in runs on one device, split and data; None in others."""
     if settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None:
-        return []
+        return None
     if has_rule(overrides) or settings.from_ is not None or not by_data(settings, overrides):
-        return []
+        return None
     if hasattr(settings.model.locate(), "fit"):
-        return []
+        return None
     passed = names_of(overrides)
     passed |= {name.partition(".")[0] for name in passed}
     return [name for name, candidate in CANDIDATES.items() if passed.isdisjoint(candidate.values)]

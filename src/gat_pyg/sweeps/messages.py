@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -234,16 +235,14 @@ def summary_of_all(
     last = sorted(result.epochs for result in results)
     span = f"{last[0]}" if last[0] == last[-1] else f"{last[0]} to {last[-1]}"
     ends = sorted({end_of(result, settings) for result in results})
-    warnings = [result.warning for result in results if result.warning]
-    hints = [text for result in results if (text := advice(result, task, settings))]
-    warning = f"{len(warnings)} of {n} runs {'is' if len(warnings) == 1 else 'are'} {warnings[0]}" if warnings else ""
+    whole = replace(results[0], value=together)  # the prediction of `gat_pyg.predict`
     lines = {
         "epochs": f"{span} ({'; or '.join(ends)})" if last[-1] else "",
         "validation": metric.text(*(result.val for result in results)),
         "uncertainty": "" if calibration is None else calibration.text(),
         "baselines": baselines_line(results[0].baselines, results[0].metric, settings),
-        "warning": warning and styled(warning, RED),
-        "try": hints[0] if hints else "",
+        "warning": whole.warning and styled(f"the averaged prediction is {whole.warning}", RED),
+        "try": advice(whole, task, settings),
         "seconds": f"{seconds:.1f} a run" if seconds >= 0.05 else "less than 0.1 a run",
         "files": relative_path(folder),
         "results": relative_path(Path(settings.results)),
