@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from torch_geometric.utils import to_dense_adj, to_undirected
 from gat_pyg.data import Task, from_dataset, links, smiles, tables
 from gat_pyg.data.molecules.descriptors import descriptors, fingerprints
 from gat_pyg.runs import reference_scores as baselines
-from gat_pyg.runs.reference_scores import simple_baselines
+from gat_pyg.runs.reference_scores import simple_baselines, standard_error
 from gat_pyg.runs.result import Result
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.settings import Settings
@@ -56,7 +57,20 @@ def task_of(data: Data) -> Task:
 
 def test_the_standard_error_of_a_perfect_score_is_that_of_one_wrong_row() -> None:
     y = torch.arange(36) % 3
-    assert baselines._standard_error(task_of(accounts()), torch.eye(3)[y], y) == pytest.approx(100 / 36)
+    assert standard_error(task_of(accounts()), y, torch.eye(3)[y]) == pytest.approx(100 / 36)
+
+
+def test_the_standard_error_of_a_difference_counts_the_rows_on_which_two_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(baselines, "SAMPLES", 200)  # the estimate is within 20 % of the limit
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (2000,), generator=draw)
+    outs = [torch.eye(3)[torch.where(torch.rand(2000, generator=draw) < 0.1, 0, y)] for _ in range(2)]
+    right = [(out.argmax(1) == y).double() for out in outs]
+    error = partial(standard_error, task_of(accounts()), y)
+    assert error(outs[0]) == pytest.approx(100 * float(right[0].std()) / 2000**0.5, rel=0.2)
+    assert error(*outs) == pytest.approx(100 * float((right[0] - right[1]).std()) / 2000**0.5, rel=0.2)
 
 
 def columns_of(x: Tensor, edge_index: Tensor) -> np.ndarray:

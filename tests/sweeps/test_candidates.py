@@ -46,6 +46,14 @@ def test_a_candidate_stays_if_its_validation_score_is_better(
     assert "chosen by validation: encoding=columns (" in capsys.readouterr().err
     assert read_task(settings).num_encodings == 9
     assert settings.runs == 3 and command(*sizes, "runs=1").runs == 1
+    with monkeypatch.context() as patch:  # the same difference is within its standard error
+        patch.setattr(candidates, "EPOCHS", 1)
+        patch.setattr(candidates, "standard_error", lambda *_: 100.0)
+        assert command(*sizes, "seed=1").encoding.target is None
+    assert "not chosen by validation: encoding=columns (" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="patience"):
+        command(*sizes, "training.patience=0")
+    assert "trying" not in capsys.readouterr().err
     monkeypatch.setattr(candidates, "one_run", None)  # the same command again trains nothing
     assert command(*sizes).hash == settings.hash and command(*sizes, "ckpt_path=last").hash == settings.hash
     for override in ("encoding=none", "recipe=none", "split.split=all"):  # chosen by the user, or of several splits

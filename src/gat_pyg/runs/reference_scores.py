@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
+from operator import sub
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -159,22 +160,25 @@ def simple_baselines(task: Task) -> Baselines:
         if not scores:
             return Baselines({}, 0.0)
         best = max(scores, key=lambda name: task.objective.metric.better(scores[name]))
-        return Baselines(scores, _standard_error(task, *outputs[best]))
+        return Baselines(scores, standard_error(task, outputs[best][1], outputs[best][0]))
 
 
 def _score(task: Task, out: Tensor, y: Tensor) -> float:
     return task.objective.score(task.objective.pool([task.objective.statistics(out, y)]))
 
 
-def _standard_error(task: Task, out: Tensor, y: Tensor) -> float:
-    """Return the standard deviation of the score over bootstrap samples of the rows, at most `TEST_ROWS` each.
+def standard_error(task: Task, y: Tensor, *outs: Tensor) -> float:
+    """Return the standard error of the score of outputs, or of the difference between those of two for the same rows.
 
-    Where it is 0, as for a perfect score, the result is the change by one more wrong row.
+    It is the standard deviation over bootstrap samples of the rows, at most `TEST_ROWS` each. Where it is 0, as for a
+    perfect score, the result is the change by one more wrong row.
     """
     draw, n = torch.Generator().manual_seed(0), min(len(y), TEST_ROWS)
-    samples = (torch.randint(len(y), (n,), generator=draw) for _ in range(SAMPLES))
-    scores = [score for rows in samples if (score := _score(task, out[rows], y[rows])) == score]
+    samples = [torch.randint(len(y), (n,), generator=draw) for _ in range(SAMPLES)]
+    each = (reduce(sub, (_score(task, out[rows], y[rows]) for out in outs)) for rows in samples)
+    scores = [score for score in each if score == score]
     error = float(np.std(scores, ddof=1) * (n / len(y)) ** 0.5) if len(scores) > 1 else 0.0
+    out = outs[0]
     return error or abs(_score(task, out, y) - _score(task, torch.cat([-out[:1], out[1:]]), y))
 
 

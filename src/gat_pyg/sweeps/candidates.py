@@ -9,11 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
 from ..models.encoders import num_categories
 from ..runs.defaults_by_data import by_data, has_rule
 from ..runs.network import earlier_values
+from ..runs.reference_scores import standard_error
 from ..runs.result import Result
 from ..runs.sequential import one_run
 from ..runs.task import READ, data_key, prepared, read_task, with_loss
@@ -23,6 +26,8 @@ from ..settings.settings import Settings
 from ..tasks.encodings import GraphColumns
 from ..tasks.metrics import metric_named
 from ..tasks.task import Task
+from ..trained.evaluate import outputs_of
+from ..trained.load import load
 from ..training.progress import quiet
 
 NODES, EDGES = 20_000, 200_000  # of the training graphs in all, above which nothing is tried
@@ -74,9 +79,10 @@ CANDIDATES: Mapping[str, Candidate] = {
 def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
     """Return settings that suit small data: several seeds, and the candidates that the validation score prefers.
 
-    Each candidate is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. Nothing is tried
-    on large data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from
-    an earlier run. The choice is kept in `outputs`, for the same command again.
+    Each candidate is trained with the first seed for at most `EPOCHS` epochs, in a temporary folder. It is better if
+    the difference is above its standard error, over bootstrap samples of the validation rows. Nothing is tried on large
+    data, with few validation labels, on several splits or devices, in place of what `overrides` have, or from an
+    earlier run. The choice is kept in `outputs`, for the same command again.
     """
     names = _open(settings, overrides)
     if names is None or not _is_small(task := read_task(settings)):
@@ -136,25 +142,26 @@ def _tried(settings: Settings, task: Task, names: Collection[str]) -> tuple[list
     """Return the names of the candidates that were better, and a line on each."""
     selected: list[str] = []
     notes: list[str] = []
+    best = _trained(settings, task)
     rank_zero_print(f"{task.name}: trying {', '.join(names)}, by the validation score")
-    best = _score(settings, task)
     for name in names:
-        result = None
+        trial = None
         with suppress(ValueError):  # the model or the loader refuses it
-            result = _score(_with(settings, name), task)
-        if result is None or best is None:
+            trial = _trained(_with(settings, name), task)
+        if trial is None or best is None:
             continue
-        before, after = (metric_named(each.metric).value(each.val) for each in (best, result))
-        is_better = result.quality > best.quality
-        notes.append(f"{'' if is_better else 'not '}chosen by validation: {name} ({after}; without {before})")
+        value, error = metric_named(trial[0].metric).value, standard_error(task, trial[2], trial[1], best[1])
+        is_better = trial[0].quality > best[0].quality + error
+        scores = f"{value(trial[0].val)}; without {value(best[0].val)}; standard error {value(error)}"
+        notes.append(f"{'' if is_better else 'not '}chosen by validation: {name} ({scores})")
         if is_better:
-            settings, best = _with(settings, name), result
+            settings, best = _with(settings, name), trial
             selected.append(name)
     return selected, notes
 
 
-def _score(settings: Settings, task: Task) -> Result | None:
-    """Return the result of a short training, or None if it diverged.
+def _trained(settings: Settings, task: Task) -> tuple[Result, Tensor, Tensor] | None:
+    """Return the result of a short training, with the outputs and labels of the validation; None if it diverged.
 
     Raises:
         ValueError: if the settings are refused.
@@ -162,6 +169,9 @@ def _score(settings: Settings, task: Task) -> Result | None:
     epochs = min(EPOCHS, settings.max_epochs)
     settings = settings.updated({"training.max_epochs": epochs, "trainer.max_epochs": epochs})
     with TemporaryDirectory() as folder, quiet():
-        path = Path(folder)
+        path, task = Path(folder), with_loss(_task(task, settings), settings)
         settings = settings.replace(runs=1, baselines=False, ckpt_path=None, results=str(path / "results.jsonl"))
-        return one_run(settings, with_loss(_task(task, settings), settings), settings.seed, path)
+        result = one_run(settings, task, settings.seed, path)
+        if result is None:
+            return None
+        return result, *outputs_of(settings, task, load(path), settings.seed, path, "val")

@@ -23,7 +23,7 @@ from ..settings.factory import Factory
 from ..settings.settings import Settings
 from ..tasks.links import LinkLabels
 from ..tasks.metrics import metric_named
-from ..tasks.objective import Objective, any_known
+from ..tasks.objective import Objective, Split, any_known
 from ..tasks.task import Task
 from ..training.progress import quiet
 from .load import Predictor
@@ -111,7 +111,7 @@ def evaluate(
         task = trained.task
         objective, graphs = task.objective, task.test
         tested = [
-            _tested(settings_of(place, trust), task, model, number, place)
+            outputs_of(settings_of(place, trust), task, model, number, place)
             for (number, place), model in zip(folders.items(), trained.models, strict=True)
         ]
         results = {number: result_in(place) for number, place in folders.items()}
@@ -145,8 +145,10 @@ def _seed_of(trained: Trained, folder: Path) -> int:
     return trained.settings.seed if (folder / CHECKPOINT).is_file() else 0
 
 
-def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder: Path) -> tuple[Tensor, Tensor]:
-    """Return the outputs of the test's rows, computed as by the run, and their labels."""
+def outputs_of(
+    settings: Settings, task: Task, model: nn.Module, seed: int, folder: Path, split: Split = "test"
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the rows of the test or the validation, computed as by the run, and their labels."""
     module, training, rows = build_module(settings, task, model), settings.training, []
     labelled = module.labelled
 
@@ -158,7 +160,7 @@ def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder:
     with quiet(), deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings.trainer, Factory("logger", {}), folder, **ONE_PROCESS)
         data = build_data(settings.loader, training, task, model, trainer, seed)
-        trainer.test(module, datamodule=data, verbose=False)
+        (trainer.test if split == "test" else trainer.validate)(module, datamodule=data, verbose=False)
     outs, labels = zip(*rows, strict=True)
     return torch.cat(outs).cpu(), torch.cat(labels).cpu()
 
