@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
@@ -91,56 +91,51 @@ class Facts(NamedTuple):
 FACTS: dict[tuple[str, bool], Facts] = {}  # about the data of settings, by their `data_key`
 
 
-def has_rule(overrides: Sequence[str]) -> bool:
-    """Return True if overrides choose a rule of a kind of task, or a search around it."""
-    return any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
-
-
-def by_data(settings: Settings, overrides: Sequence[str]) -> bool:
-    """Return True for a job whose settings are to suit its data.
+def by_data(settings: Settings, overrides: Sequence[str]) -> Literal["all", "facts", ""]:
+    """Return whether settings of a job are to suit its data: all that nobody chose, or only those that `Facts` need.
 
     These are data that this package has no settings for: those of the user's files, any class by `dataset._target_`,
-    and data sets by name for which `recipe=auto` is `suited`. A job whose overrides name a recipe keeps its settings.
+    and data sets by name for which `recipe=auto` is `suited`. A job whose overrides name a recipe keeps its settings;
+    with a rule of a kind of task, or a search around it, these are all but those that depend on features and labels.
     """
     texts = [text.lstrip("+") for text in overrides if text.lstrip("+") != "recipe=auto"]
-    has_recipe = any(text.startswith(("recipe", "family", "experiment")) for text in texts) and not has_rule(texts)
-    if has_recipe or settings.is_table:
-        return False
-    if settings.dataset.target in READERS or names_of(overrides) & {"dataset._target_", "dataset.name"}:
-        return True
+    has_rule = any(text.startswith(("search=", "recipe=strong/")) for text in texts)
+    has_recipe = any(text.startswith(("recipe", "family", "experiment")) for text in texts) and not has_rule
     values = {"recipe": "auto", "model": "gat", "dataset": "digits"}
     values |= dict(text.split("=", 1) for text in texts if "=" in text)
     model = "own" if "model._target_" in values else values["model"]
-    return recipe_of(values["recipe"], model, values["dataset"]) == "suited"
+    of_user = settings.dataset.target in READERS or names_of(overrides) & {"dataset._target_", "dataset.name"}
+    if has_recipe or settings.is_table:
+        return ""
+    if not of_user and recipe_of(values["recipe"], model, values["dataset"]) != "suited":
+        return ""
+    return "facts" if has_rule else "all"
 
 
 def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     """Return the settings of a job, with those that suit its data where neither user nor recipe chose a value.
 
-    See `by_data`. The data are read here, once for all jobs on them. With a rule of a kind of task, or a search around
-    it, a job gets the settings that depend on features and labels.
+    See `by_data`. The data are read here, once for all jobs on them.
 
     Raises:
         ValueError: if the data cannot be read, or a training would not end.
     """
-    if by_data(settings, overrides):
-        settings = _suited(settings, overrides)
+    if kind := by_data(settings, overrides):
+        settings = _suited(settings, names_of(overrides), kind == "facts")
     if not settings.is_table:  # whose cells have settings of their own
         settings.check_end()
     return settings
 
 
-def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
-    passed = names_of(overrides)
-    in_shares = not passed & {"split", *SHARES}
-    key, task = (data_key(_of_one_split(settings)), in_shares), None
+def _suited(settings: Settings, passed: frozenset[str], by_rule: bool) -> Settings:
+    in_shares, before = not passed & {"split", *SHARES}, _of_one_split(settings)
+    key, task = (data_key(before), in_shares), None
     if key not in FACTS:
-        before = _of_one_split(settings)
         task, changed = read_data(before, in_shares)
         FACTS[key] = facts_of(task, changed is not before)
         if settings.dataset.target == "gat_pyg.data.from_file" and (note := _of_directed(task)):
             task = task.read_from(task.source or {}, [*task.notes, note])
-    values = dict(_values(settings, passed, FACTS[key], has_rule(overrides)))
+    values = dict(_values(settings, passed, FACTS[key], by_rule))
     named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
     text = tuple(f"{name}={value_text(value)}" for name, value in named.items())
     settings = settings.updated(values).replace(suited=text)

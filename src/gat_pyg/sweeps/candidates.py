@@ -14,7 +14,7 @@ from torch import Tensor
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
 from ..models.encoders import num_categories
-from ..runs.defaults_by_data import by_data, has_rule
+from ..runs.defaults_by_data import by_data
 from ..runs.network import earlier_values
 from ..runs.reference_scores import standard_error
 from ..runs.result import Result
@@ -111,7 +111,7 @@ def _open(settings: Settings, overrides: Sequence[str]) -> list[str] | None:
     """Return the candidates for settings that nobody chose, in runs on one device, split and data; None in others."""
     if settings.is_table or settings.on_all_splits or settings.trainer.get("strategy") is not None:
         return None
-    if has_rule(overrides) or settings.from_ is not None or not by_data(settings, overrides):
+    if settings.from_ is not None or by_data(settings, overrides) != "all":
         return None
     if hasattr(settings.model.locate(), "fit"):
         return None
