@@ -4,6 +4,8 @@
     python -m pip download --no-deps --no-binary :all: --dest packages recbole chemprop==2.0.0
     python benchmarks/public.py --packages packages
     python benchmarks/public.py --packages packages --tasks grid mutag --seeds 1
+    python benchmarks/public.py --names actor tolokers --before ../old/src --seeds 1     # data sets by name
+    python benchmarks/public.py --names pubmed-10-10-80 tolokers-10-10-80
 
 Beside the packages, the folder has `polblogs.gml` (Adamic and Glance, 2005, as M. Newman's collection has it) and
 `tu-mutag.tar.xz` with the files `MUTAG_*.txt` of TU Dortmund. The power flow of the grid needs pandapower installed.
@@ -26,6 +28,10 @@ mean over users. The first command trains three seeds, and its prediction is the
 (`best_effort.py`) is fitted to training rows and chosen by validation, as the network. Both are scored by the same
 function on the same test rows, from the predictions of the run's folder. Seconds are those of the whole command with
 all seeds, on one thread.
+
+`--names` runs `gat-pyg dataset=NAME` with this source and with that of `--before`, on the same split; further settings
+follow a name in the same argument. `pubmed-10-10-80` and `tolokers-10-10-80` are users' files with 10, 10 and 80 % of
+the nodes of each class for training, validation and the test, the shares of GraphLand (Bazhenov et al., 2025).
 """
 
 from __future__ import annotations
@@ -54,7 +60,9 @@ import pandas as pd
 import torch
 from scipy.stats import rankdata
 from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
+from torch_geometric.datasets import HeterophilousGraphDataset, Planetoid
 
 import best_effort
 import gat_pyg
@@ -356,13 +364,16 @@ TASKS = {
     "rooms": Task(rooms, of_table("rooms.csv", "price"), rmse, best_effort.rooms),
 }
 
+KEYS = "metric", "value", "val", "seed", "epochs", "seconds", "parameters", "config_hash", "baselines"  # of a result
+SHARES = "-10-10-80"
+
 # The runs -------------------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, settings: Sequence[str], seeds: int) -> tuple[float, str]:
+def run(folder: Path, settings: Sequence[str], seeds: int, source: Sequence[str] = sys.path[1:]) -> tuple[float, str]:
     """Run the command, and return its seconds and what it printed."""
     command = [sys.executable, "-m", "gat_pyg.run", *settings, f"runs={seeds}", "hydra.run.dir=run"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(source)}
     start = time.perf_counter()
     result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -432,9 +443,45 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def by_name(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the results of a data set by name, with an earlier source and with this one."""
+    settings = f"dataset={name}".split() + options.settings
+    row: dict[str, Any] = {"name": name}
+    for when, source in (("before", options.before), ("after", Path(gat_pyg.__file__).parents[1])):
+        folder = (options.folder / name.replace(" ", "-") / when).absolute()
+        if source is None or (when == "before" and name.endswith(SHARES)):
+            continue
+        if not (folder / "outputs/results.jsonl").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            if name.endswith(SHARES):
+                settings = in_shares(name.removesuffix(SHARES), folder / f"{name}.npz") + options.settings
+            (folder / "log").write_text(run(folder, settings, options.seeds, [str(source)])[1])
+        row[when] = [json.loads(line) for line in (folder / "outputs/results.jsonl").read_text().splitlines()]
+        row[when] = [{key: line.get(key) for key in KEYS} for line in row[when]]
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def in_shares(name: str, path: Path) -> list[str]:
+    """Write the graph of a data set with GraphLand's shares for the splits, and return the settings."""
+    root = Path(os.environ["GAT_PYG_DATA"])
+    if name == "pubmed":
+        data = Planetoid(str(root / "Planetoid"), "PubMed")[0]
+    else:
+        data = HeterophilousGraphDataset(str(root / "HeterophilousGraphDataset"), name)[0]
+    rows, y = np.arange(len(data.y)), data.y.numpy()
+    train, rest = train_test_split(rows, train_size=0.1, stratify=y, random_state=0)
+    val, test = train_test_split(rest, train_size=1 / 9, stratify=y[rest], random_state=0)
+    masks = {f"{split}_mask": np.isin(rows, ids) for split, ids in (("train", train), ("val", val), ("test", test))}
+    np.savez(path, x=data.x.numpy(), edge_index=data.edge_index.numpy(), y=y, **masks)
+    return ["dataset=file", f"dataset.path={path}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--packages", type=Path, required=True, help="folder of the downloaded packages")
+    parser.add_argument("--packages", type=Path, help="folder of the downloaded packages")
+    parser.add_argument("--names", nargs="+", default=[], help="data sets by name, in place of tasks")
+    parser.add_argument("--before", type=Path, help="an earlier source, to compare data sets by name")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--what", nargs="+", choices=["files", "ours", "best"], default=["ours", "best"])
     parser.add_argument("--folder", type=Path, default=Path("public"), help="a finished run there is reused")
@@ -444,8 +491,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    path = options.out or machine.results("public", device)
+    path = options.out or machine.results("by-name" if options.names else "public", device)
     record: dict[str, Any] = {**machine.about(device), "seeds": options.seeds, "rows": []}
+    for name in options.names:
+        record["rows"].append(by_name(name, options))
+        machine.write(path, record)
+    if options.names:
+        return
     for name in options.tasks:
         record["rows"].append(measure(name, options))
         if options.what != ["files"]:
