@@ -12,13 +12,16 @@ import pytest
 import torch
 
 import gat_pyg
+from gat_pyg.sweeps import candidates
 from tests.commands import Command, runs, weights
 
 SIZES = {"links": 200, "molecules": 40, "graph classes": 40, "series": 20}  # rows; of nodes 60
 NODES = ("node classes", "quantities of nodes")
+CHOSEN = "chosen by validation"  # graph columns and known labels
 FEATURES = [  # kinds of data with a setting; other features and targets of the test rows
-    *((kind, "") for kind in (*NODES, "edge classes", "links", "molecules", "graph classes", "series")),
-    *((kind, "encoding=columns") for kind in (*NODES, "edge classes")),
+    *((kind, "") for kind in (*NODES, "edge classes", "links", "graph classes", "series")),
+    *((kind, "encoding=columns") for kind in ("node classes", "edge classes")),
+    *(("molecules", "dataset.descriptors=true"), ("quantities of nodes", CHOSEN)),
 ]
 TARGETS = [(kind, "training.label_rate=0.8") for kind in NODES]  # other targets, which leave the predictions too
 
@@ -40,7 +43,10 @@ def tables() -> Iterator[Any]:
 def test_test_rows_do_not_reach_the_training(
     kind: str, setting: str, features: bool, tables: Any, command: Command, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    case, trained, predicted = tables.CASES[kind], [], []
+    case, trained, predicted, chosen = tables.CASES[kind], [], [], []
+    if setting == CHOSEN:
+        for name, value in {"NODES": 60, "LABELS": 1, "EPOCHS": 1, "MOST": 2}.items():
+            monkeypatch.setattr(candidates, name, value)
     for name in ("plain", "changed"):
         files = case.files(np.random.default_rng(0), SIZES.get(kind, 60))
         if name == "changed":
@@ -49,10 +55,13 @@ def test_test_rows_do_not_reach_the_training(
         folder.mkdir()
         monkeypatch.chdir(folder)
         tables.save_files(files, folder)
-        command(*case.settings, *setting.split(), "outputs=outputs", "baselines=false", "training.max_epochs=3")
+        settings = () if setting == CHOSEN else setting.split()
+        command(*case.settings, *settings, "outputs=outputs", "baselines=false", "training.max_epochs=3")
+        chosen.append([file.read_text() for file in Path("outputs/chosen").glob("*")])
         (run,) = runs()
         trained.append(weights(run))
         predicted.append(None if features else gat_pyg.predict(run).select_dtypes("number"))
+    assert chosen[0] == chosen[1] and bool(chosen[0]) == (setting == CHOSEN)  # the same scores, to the digit
     plain, changed = trained
     assert {key for key, values in plain.items() if not torch.equal(values, changed[key])} == set()
     if not features:

@@ -374,7 +374,7 @@ def unseen_atoms(graphs: Sequence[Data], known: Mapping[str, list[list[int]]], f
     for key, names in _MAPS.items():
         for column, (name, values) in enumerate(names.items()):
             seen = torch.tensor(known[key][column])
-            values_here = torch.cat([graph[key][:, column] for graph in graphs]).unique()
+            values_here = torch.cat([graph[key][:, column] for graph in graphs]).int().unique()
             for value in values_here[~torch.isin(values_here, seen)].tolist():
                 having = [graph.smiles for graph in graphs if (graph[key][:, column] == value).any()]
                 label = table.GetElementSymbol(value) if name == "atomic_num" else f"{name} {values[value]}"
