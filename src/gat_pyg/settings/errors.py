@@ -14,7 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 
 from ..files import FULL, full
 from .rules import similar
-from .settings import FACTORIES, rules
+from .settings import FACTORIES, INTERNAL, rules
 
 EXAMPLES = {"dataset.path": "graph.npz"}  # values of settings that have no default
 
@@ -77,7 +77,8 @@ def _unknown(error: OmegaConfBaseException) -> str:
     group = name.rpartition(".")[0]
     known = [f"{group}.{key!s}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
     hint = f" To pass it anyway, write +{name}=..." if group in FACTORIES else ""
-    return f"{name} is unknown.{similar(name, [*known, *rules()])}{hint}"
+    others = [each for each in rules() if each not in INTERNAL]
+    return f"{name} is unknown.{similar(name, [*known, *others])}{hint}"
 
 
 def _is_of_stdout() -> bool:

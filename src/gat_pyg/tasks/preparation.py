@@ -342,7 +342,8 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
                 "model.preparation(data) apply."
                 if names
                 else "The run's data were not transformed after they were read."
-            ),
+            )
+            + " If they have changed, as in a growing series, predictions extrapolate; model.change=true suits it.",
             stacklevel=2,
         )
 

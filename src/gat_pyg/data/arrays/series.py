@@ -60,8 +60,8 @@ def graphs_of_series(series: Data, task: str | None, name: str) -> list[Data]:
     for key, values in rows.items():
         if not values.dim() or len(values) != T:
             advice = {
-                "y": f"(T, N) = ({T}, {N}), (T, N, K), or (T,) for a label of each step. For one label of each node "
-                "over all steps, give x as (N, T * F)",
+                "y": f"(T, N) = ({T}, {N}), (T, N, K), or (T,) for a label of each step, NaN of later ones. For one "
+                "label of each node over all steps, give x as (N, T * F)",
                 **dict.fromkeys(MASKS, f"(T,) = ({T},): a step as a whole is in one split"),
             }.get(key, f"a row for each of the {T} steps")
             raise ValueError(f"{name}: {key} has shape {tuple(values.shape)}, expected {advice}.")
