@@ -61,7 +61,7 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     assert [each.training.batch_size for each in (nodes, graphs)] == [1, 32]
     assert graphs.model.get("readout") == ["mean", "sum", "max", "count"] and "readout" not in nodes.model.values
     every = (nodes, words, graphs, pairs)
-    assert [each.model.get("norm") for each in every] == ["layer", "layer", "batch", "batch"]
+    assert [each.model.get("norm") for each in every] == ["layer", "layer", None, "batch"]
     assert [each.model.get("pre_linear") for each in every] == [True, True, None, None]
     assert nodes.model.get("norm_kwargs") == {"mode": "node"}
     assert [each.training.max_epochs for each in (nodes, graphs)] == [500, 200]

@@ -68,6 +68,7 @@ RARE = 0.3  # share of the rarer of two classes, or of the labels that are 1, be
 BATCHES = 2000  # graphs of the training from which a step takes 64
 # Of many graphs, such as the steps of a series, and of many with more than LARGE nodes in all
 GRAPHS: Mapping[str, Any] = {"training.max_epochs": 200}
+LITTLE = 1000  # graphs of the training up to which a batch norm costs a regression more than it helps
 FEW = 300  # graphs of the training below which the validation is too small for its accuracy to choose an epoch
 LARGE, LARGE_GRAPHS = 100_000, {"training.max_epochs": 50, "training.patience": 10}
 MANY, MOSTLY = 100, 0.9  # columns, and the share of zeros, from which features are left sparse, without an encoder
@@ -203,6 +204,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, by_rule: b
             table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
         if facts.item == "graph" and (facts.num_graphs or FEW) < FEW:
             table["training.criterion"] = "loss"
+        if (facts.item, facts.goal) == ("graph", "regression") and (facts.num_graphs or 0) <= LITTLE:
+            table |= {"model.norm": None} if "model.norm" in network else {}
     if facts.in_shares:
         table |= SHARES
     if facts.ranks and "model.decoder" in table and settings.loader.num_neighbors is None:
