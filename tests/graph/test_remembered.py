@@ -7,6 +7,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from gat_pyg import GATConv
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph.adjacency import neighbourhoods, with_self_loops
 from gat_pyg.graph.edges import Edges
-from gat_pyg.graph.remembered import _RESULTS, remembered
+from gat_pyg.graph.remembered import _RESULTS, _lasting, remembered
 from gat_pyg.graph.subgraph import first_edges, mask_to_index
 from gat_pyg.models.baselines import normalised
 from gat_pyg.paper.methods.chebyshev import scaled_laplacian
@@ -215,27 +216,52 @@ def test_a_result_is_computed_once_per_graph_and_freed_with_it() -> None:
 def test_nothing_is_cached_while_a_cuda_graph_is_captured_and_what_is_cached_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By the streams of the graph's device, which need not be the current one; a graph on a CPU has none."""
     names = "rows", "wide", "transpose", "ids_by_src", "dropout_ids_by_dst", "dropout_ids_by_src", "_inverse"
     monkeypatch.setattr("gat_pyg.graph.edges._FEW", 0)
     edges = Edges.with_loops(LOOPS.index, LOOPS.num_src, LOOPS.num_dst)
     pattern = Pattern(edges.rowptr, edges.src, edges.num_src)
-    sizes = remembered(lambda graph: [graph.num_edges])
+    sizes = remembered(lambda graph: [streams[-1], graph.num_edges])
     makers: list[Callable[[], Any]] = [partial(sizes, edges), *(partial(getattr, edges, name) for name in names)]
     makers += [partial(getattr, pattern, "row"), partial(getattr, pattern, "transpose"), partial(pattern.copies, 2)]
-    with monkeypatch.context() as captured:
-        captured.setattr(torch.cuda, "is_initialized", lambda: True)
-        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        for make in makers:
-            with pytest.raises(RuntimeError, match="Run the whole step, forward and backward, once before the capture"):
-                make()
-        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        awaited: list[int] = []
-        captured.setattr(torch.cuda, "default_stream", lambda: "default")
-        captured.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: awaited.append(0)))
-        known = [make() for make in makers]
-        assert len(awaited) >= len(makers)  # each is there when another stream finds it
-        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert all(make() is result for make, result in zip(makers, known, strict=True))
+    devices, streams, events = [0], ["side of 0"], list[str]()
+
+    def stream(name: str) -> Any:
+        methods = {
+            of: lambda *other, of=of: events.append(f"{name} {of} {other}") for of in ("wait_stream", "synchronize")
+        }
+        return SimpleNamespace(name=name, **methods)
+
+    @contextmanager
+    def entered(values: list[Any], value: Any) -> Iterator[None]:
+        values.append(getattr(value, "name", value))
+        yield
+        values.pop()
+
+    default = stream("default of 1")
+    for name, replaced in {
+        "device": lambda device: entered(devices, device.index),
+        "stream": lambda stream: entered(streams, stream),
+        "current_stream": lambda device: default if streams[-1] == default.name else f"side of {device.index}",
+        "default_stream": lambda device: {1: default}[device.index],
+        "is_current_stream_capturing": lambda: captured[devices[-1]],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, replaced)
+    captured = [True, True]
+    assert [sizes(Edges.from_index(RANDOM.index, 40, 40))[0], devices, events] == ["side of 0", [0], []]  # on a CPU
+    monkeypatch.setattr(
+        _lasting, "__init__", lambda self, _: vars(self).update(device=torch.device("cuda", 1), default=None)
+    )
+    for make in makers:
+        with pytest.raises(RuntimeError, match="Run the whole step, forward and backward, once before the capture"):
+            make()
+    captured[1] = False
+    known = [make() for make in makers]
+    assert known[0][0] == "default of 1" and streams == ["side of 0"]
+    waits = ["default of 1 wait_stream ('side of 1',)", "default of 1 synchronize ()"]
+    assert events == waits * (len(events) // 2) and len(events) >= 2 * len(makers)
+    captured[1] = True
+    assert all(make() is result for make, result in zip(makers, known, strict=True))
 
 
 def test_another_tensor_that_changes_makes_a_new_result() -> None:

@@ -50,14 +50,14 @@ class Pattern:
     @cached_property
     def row(self) -> Tensor:
         """`[nnz]`, the row of each non-zero."""
-        with _lasting():
+        with _lasting(self):
             row: Tensor = ptr2index(self.rowptr, output_size=self.col.numel())
             return row
 
     @cached_property
     def transpose(self) -> tuple[Pattern, Tensor]:
         """The pattern of the transpose, and the place here of each of its non-zeros `[nnz]`."""
-        with _lasting():
+        with _lasting(self):
             col, place = torch.sort(self.col, stable=True)
             rowptr = index2ptr(col.long(), self.num_cols).to(col.dtype)
             return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows), place
@@ -66,7 +66,7 @@ class Pattern:
         """The pattern of n such matrices along the diagonal of a larger one."""
         if n not in self._copies:
             transpose, place = self.transpose
-            with _lasting():
+            with _lasting(self):
                 diagonal = self._diagonal(n)
                 number = torch.arange(n, device=place.device)[:, None]
                 # built from the transpose of one, so that nothing is sorted

@@ -191,13 +191,13 @@ class Edges:
         """`[E]`, the rows that have an edge, ascending; None if all have."""
         if self.perm is None or self.num_rows == self.num_edges:
             return None
-        with _lasting():
+        with _lasting(self):
             return self.perm.sort().values
 
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
         """src and dst, grouped by dst, as int64, by which torch adds rows up to four times faster on a CPU."""
-        with _lasting():
+        with _lasting(self):
             return self.src.long(), self.dst.long()
 
     @cached_property
@@ -208,7 +208,7 @@ class Edges:
         edges, and on other devices, with the edges. There the comparison would cost a sync, and sharing would save
         only 4 bytes per edge.
         """
-        with _lasting():
+        with _lasting(self):
             if (cpu := _cpu_kernels(self.src)) is not None:
                 colptr, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src)
             else:
@@ -222,7 +222,7 @@ class Edges:
     def ids_by_src(self) -> Tensor:
         """`[E]`, the row of each edge of the CSC form."""
         place = self.transpose[2]
-        with _lasting():
+        with _lasting(self):
             return place if self.perm is None else self.perm.index_select(0, place)
 
     @property
@@ -233,13 +233,13 @@ class Edges:
     @cached_property
     def dropout_ids_by_dst(self) -> Tensor | None:
         """`[E]`, the dropout ids grouped by dst; None if each is the edge's index."""
-        with _lasting():
+        with _lasting(self):
             return self.perm if self.dropout_ids is None else self.group(self.dropout_ids)
 
     @cached_property
     def dropout_ids_by_src(self) -> Tensor:
         """`[E]`, the dropout ids in the order of the CSC form."""
-        with _lasting():
+        with _lasting(self):
             return self.ids_by_src if self.dropout_ids is None else self.dropout_ids.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class Edges:
     def _inverse(self) -> Tensor:
         """`[R]`, the edge of each row; where some rows have none `[E]`, the row of each edge, as int64."""
         assert self.perm is not None
-        with _lasting():
+        with _lasting(self):
             perm = self.perm.long()
             if self.num_rows > self.num_edges:
                 return perm

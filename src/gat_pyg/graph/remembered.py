@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
         stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
         results, call = stored[1], (make, type(key), args, *ids_state(*others), *kwargs.items())
         if call not in results:
-            with _lasting():
+            with _lasting(_owner(key) if is_mutable else key):
                 results[call] = make(key, *args, **kwargs)
             if is_mutable and not _owner(key).is_cpu:
                 stored[0] = _state(key)  # again: PyG's functions may increment the version of a COO matrix
@@ -124,21 +124,34 @@ class _outside:
 class _lasting(_outside):
     """Context manager: `_outside`, for a result that is cached; a RuntimeError while a CUDA graph is captured.
 
-    The result of a side stream is awaited: other streams, which find it in the cache, know of no event to wait for.
+    On CUDA it is computed on the default stream of the graph's device, to which its memory then belongs, as that of
+    data does, and awaited: other streams, which find it in the cache, know of no event to wait for.
     """
 
+    def __init__(self, graph: Any) -> None:
+        tensor = graph if isinstance(graph, Tensor) else next(v for v in vars(graph).values() if isinstance(v, Tensor))
+        self.device, self.default = tensor.device, cast(Any, None)
+
     def __enter__(self) -> None:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a structure of the graph would be cached while a CUDA graph is captured, and it has no contents "
-                "before a replay. Run the whole step, forward and backward, once before the capture."
-            )
+        if self.device.type == "cuda":
+            current, default = torch.cuda.current_stream(self.device), torch.cuda.default_stream(self.device)
+            with torch.cuda.device(self.device):
+                if torch.cuda.is_current_stream_capturing():
+                    raise RuntimeError(
+                        "a structure of the graph would be cached while a CUDA graph is captured, and it has no "
+                        "contents before a replay. Run the whole step, forward and backward, once before the capture."
+                    )
+            if current != default:
+                default.wait_stream(current)
+                self.default = torch.cuda.stream(default)
+                self.default.__enter__()
         super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if torch.cuda.is_initialized() and (stream := torch.cuda.current_stream()) != torch.cuda.default_stream():
-            stream.synchronize()
+        if self.default is not None:
+            self.default.__exit__(*error)
+            torch.cuda.default_stream(self.device).synchronize()
 
 
 @contextmanager
