@@ -133,6 +133,7 @@ def _forward_kernel(
 # Backward, additive. With g_ij = k_ij w_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
 #   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
 #   grad x_j = sum_i k_ij w_ij alpha_ij dO_i, grad w_ij = k_ij alpha_ij <dO_i, x_j>.
+# d_i, lse_i and D_i lie beside each other in `p_dst_terms` `[N_dst, 3, H]`, of which an edge reads one row.
 
 
 @triton.jit(do_not_specialize=["num_dst", "models"])
@@ -141,7 +142,7 @@ def _mean_kernel(
     p_out,
     p_out_plus,
     p_mass_plus,
-    p_mean,
+    p_dst_terms,
     p_grad_dst,
     num_dst,
     slope,
@@ -163,7 +164,7 @@ def _mean_kernel(
     o_row_h = offset(i_row, H)[:, None] + i_h[None, :]
     b_grad = tl.load(p_grad + o_row, mask=m_ehc, other=0.0).to(tl.float32)
     b_mean = tl.sum(b_grad * tl.load(p_out + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
-    tl.store(p_mean + offset(i_row, H)[:, None] + i_h[None, :], b_mean, mask=m_eh)
+    tl.store(p_dst_terms + offset(i_row, 3 * H)[:, None] + (2 * H + i_h)[None, :], b_mean, mask=m_eh)
     if p_grad_dst is not None:
         b_plus = tl.sum(b_grad * tl.load(p_out_plus + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
         b_mass_plus = tl.load(p_mass_plus + o_row_h, mask=m_eh, other=0.0)
@@ -174,14 +175,12 @@ def _mean_kernel(
 def _segment_mean_kernel(
     p_g,
     p_score_src,
-    p_score_dst,
     p_score_edge,
-    p_lse,
+    p_dst_terms,
     p_ptr,
     p_src,
     p_perm,
     p_rows,
-    p_mean,
     p_grad_dst,
     models,
     slope,
@@ -208,9 +207,8 @@ def _segment_mean_kernel(
     count = tl.where(is_ours, count, 0)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     m_h = i_h < H
-    o_row_h = offset(i_row, H) + i_h
-    b_d = load_row(p_score_dst, offset(i_row, row_width(H, STRIDE)) + i_h, m_h)
-    b_lse = load_row(p_lse, o_row_h, m_h)
+    p_row = p_dst_terms + offset(i_row, 3 * H) + i_h
+    b_d, b_lse = load_row(p_row, 0, m_h), load_row(p_row, H, m_h)
 
     b_mean = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
@@ -229,9 +227,10 @@ def _segment_mean_kernel(
         b_mass_plus += b_alpha_plus
 
     b_mean, b_mean_plus, b_mass_plus = tl.sum(b_mean, 0), tl.sum(b_mean_plus, 0), tl.sum(b_mass_plus, 0)
-    tl.store(p_mean + o_row_h, b_mean, mask=m_h & is_ours)
+    tl.store(p_row + 2 * H, b_mean, mask=m_h & is_ours)
     if p_grad_dst is not None:
-        tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_mean_plus - b_mean * b_mass_plus), mask=m_h & is_ours)
+        b_grad_dst = (1.0 - slope) * (b_mean_plus - b_mean * b_mass_plus)
+        tl.store(p_grad_dst + offset(i_row, H) + i_h, b_grad_dst, mask=m_h & is_ours)
 
 
 @triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
@@ -239,11 +238,9 @@ def _backward_kernel(
     p_grad,
     p_x,
     p_score_src,
-    p_score_dst,
     p_score_edge,
     p_edge_weight,
-    p_lse,
-    p_mean,
+    p_dst_terms,
     p_g,
     p_ptr,
     p_dst,
@@ -275,9 +272,8 @@ def _backward_kernel(
     """For one src j: grad x_j, grad w_ij, grad u_ij = grad z_ij and grad s_j = sum_i grad z_ij.
 
     `p_place`, `p_edge_ids` and `p_dropout_ids` are the edges' ids in the order of the rows: in that grouped by dst, in
-    the caller's, and to dropout. In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass,
-    which has `p_grad_x`, and read on a second, which has `p_mean`. A chunk leaves grad x, grad s in its row of
-    `p_chunks`.
+    the caller's, and to dropout. In one pass where D is known. Else g (`p_g`) is written on a first pass, which has
+    `p_grad_x`, and read on a second, which has the rest. A chunk leaves grad x, grad s in its row of `p_chunks`.
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(
@@ -296,9 +292,9 @@ def _backward_kernel(
         i_place = edge_id(p_place, start + o_e, m_e)
         i_edge = edge_id(p_edge_ids, start + o_e, m_e)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
-        b_z += gather(p_score_dst, i_dst, i_h, m_eh, row_width(H, STRIDE))
+        b_z += gather(p_dst_terms, i_dst, i_h, m_eh, 3 * H)
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
-        b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
+        b_alpha = alpha(b_z, gather(p_dst_terms + H, i_dst, i_h, m_eh, 3 * H), slope, m_eh)
         if p_grad_x is not None:
             b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
             o_place = start + o_e
@@ -314,8 +310,9 @@ def _backward_kernel(
                 tl.store(p_g + offset(i_place, H)[:, None] + i_h[None, :], b_g, mask=m_eh)
         else:
             b_g = gather(p_g, i_place, i_h, m_eh, H)
-        if p_mean is not None:
-            b_grad_z = b_alpha * (b_g - gather(p_mean, i_dst, i_h, m_eh, H)) * tl.where(b_z > 0.0, 1.0, slope)
+        if p_grad_src is not None or p_grad_edge is not None:
+            b_mean = gather(p_dst_terms + 2 * H, i_dst, i_h, m_eh, 3 * H)
+            b_grad_z = b_alpha * (b_g - b_mean) * tl.where(b_z > 0.0, 1.0, slope)
             b_grad_src += b_grad_z
             if p_grad_edge is not None:
                 tl.store(p_grad_edge + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
@@ -374,8 +371,8 @@ def backward(
     models, edge_grad = x.shape[:-3], needs[4]
     grad, x, weight = beside(models, grad, x, edge_weight)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
-    terms = _scores(models, score) | {"p_lse": lse}
-    score_src, score_dst = terms["p_score_src"], terms["p_score_dst"]
+    terms = _scores(models, score)
+    score_src, score_dst = terms["p_score_src"], terms.pop("p_score_dst")
     num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
 
     def new(rows: int, wanted: bool) -> Tensor | None:
@@ -395,6 +392,8 @@ def backward(
                 result.zero_()
         return dict(zip(names, apart(models, *grads), strict=True))
 
+    zero_or_d = torch.zeros_like(lse) if score_dst is None else score_dst.float()
+    terms["p_dst_terms"] = torch.stack([zero_or_d, lse, lse], 1)  # D replaces the last
     launch = _Backward(edges, terms, float(score.negative_slope), models.numel(), heads)
     features = {"p_grad": grad, "p_edge_weight": weight, "p_grad_x": grad_x, "p_grad_weight": grad_weight}
     features |= drop_arguments(dropout, seed, None if seed is None else edges.dropout_ids_by_src)
@@ -402,19 +401,18 @@ def backward(
     scored = score_src is not None or score_dst is not None or edge_grad
     if scored or grad_weight is not None:
         features["p_x"] = x
-    mean = new(num_dst, scored)
     with torch.cuda.device_of(x):
         if not scored:
             launch.over_src(channels, **features)
         elif out is not None and (out_plus is not None or score_dst is None):
-            launch.mean(channels, grad, out, out_plus, mass_plus, mean, grad_dst)
-            launch.over_src(channels, **features, p_mean=mean, **by_src)
+            launch.mean(channels, grad, out, out_plus, mass_plus, terms["p_dst_terms"], grad_dst)
+            launch.over_src(channels, **features, **by_src)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
             launch.over_src(channels, **features, p_g=g)
-            launch.segment_mean(g, mean, grad_dst)
+            launch.segment_mean(g, grad_dst)
             if score_src is not None or edge_grad:
-                launch.over_src(0, p_g=g, p_mean=mean, **by_src, **drop_arguments(0.0, None))
+                launch.over_src(0, p_g=g, **by_src, **drop_arguments(0.0, None))
     return dict(zip(names, apart(models, *grads), strict=True))
 
 
@@ -422,7 +420,7 @@ class _Backward(NamedTuple):
     """The launches of a backward pass."""
 
     edges: Edges
-    terms: dict[str, Any]  # of the score, and the log-sum-exp
+    terms: dict[str, Any]  # of the score; those of dst with the log-sum-exp and D
     slope: float
     models: int
     heads: int
@@ -454,7 +452,7 @@ class _Backward(NamedTuple):
             grad, *operands, num_dst, self.slope, **stack_arguments(self.models, self.heads), C=channels, **tile.blocks
         )
 
-    def segment_mean(self, g: Tensor, mean: Tensor | None, grad_dst: Tensor | None) -> None:
+    def segment_mean(self, g: Tensor, grad_dst: Tensor | None) -> None:
         """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs, not in chunks."""
         edges, cut = self.edges, chunks_of(self.edges, "dst")
         tile = tile_for(self.models, self.heads, 1, edges.num_edges / edges.num_dst)
@@ -469,7 +467,6 @@ class _Backward(NamedTuple):
                 p_src=edges.src,
                 p_perm=edges.perm,
                 p_rows=long,
-                p_mean=mean,
                 p_grad_dst=grad_dst,
                 slope=self.slope,
                 **stack_arguments(self.models, self.heads),
@@ -483,6 +480,6 @@ class _Backward(NamedTuple):
 
 
 _BACKWARD_OPERANDS = (
-    *("p_grad", "p_x", "p_edge_weight", "p_mean", "p_g"),
+    *("p_grad", "p_x", "p_edge_weight", "p_g"),
     *("p_grad_x", "p_grad_src", "p_grad_edge", "p_grad_weight"),
 )

@@ -242,7 +242,8 @@ def _parameters_kernel(
         b_att = tl.load(p_att + o_hc, mask=m_w, other=0.0).to(tl.float32)
         b_own = _matrix(p_lin, o_own * H * C, o_hc, o_own < D, m_w)
         b_sum = tl.zeros([BLOCK_W, BLOCK_D], tl.float32)
-        for i_first in tl.range(tl.program_id(0) * BLOCK_E, num_edges, tl.num_programs(0) * BLOCK_E, num_stages=1):
+        first = tl.program_id(0).to(tl.int64) * BLOCK_E  # the last step may pass int32
+        for i_first in tl.range(first, num_edges, tl.num_programs(0) * BLOCK_E, num_stages=1):
             i_place = i_first + tl.arange(0, BLOCK_E)
             m_e = i_place < num_edges
             i_edge = edge_id(p_perm, i_place, m_e)
@@ -318,11 +319,6 @@ def parameter_gradients(
     (_, heads, channels), size, num_edges = operands.x.shape, operands.size, edges.num_edges
     block_w = min(64, max(16, triton.next_power_of_2(heads // models * channels)))
     blocks = min(BLOCKS, -(-num_edges // BLOCK_E))
-    if 2**31 - BLOCK_E * blocks <= num_edges < 2**31:  # the loop's last step would pass int32, which this number has
-        raise ValueError(
-            f"there are {num_edges} edges, expected fewer than {2**31 - BLOCK_E * blocks} or at least 2^31 for the "
-            "gradient of lin_edge. Use backend='segment'."
-        )
     held = weights.new_empty(blocks, *operands.x.shape[1:], size)
     grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
     _parameters_kernel[(blocks, models, -(-size // BLOCK_D))](
