@@ -295,7 +295,9 @@ def constant(name: str, value: int) -> Iterator[None]:
     from gat_pyg.kernels.gpu import rows
 
     with patch.object(rows, name, value), patch.object(edges, name, value) if hasattr(edges, name) else nullcontext():
+        rows.tile_for.cache_clear()
         yield
+    rows.tile_for.cache_clear()
 
 
 def narrowed(problem: Problem, channels: int) -> Way | None:

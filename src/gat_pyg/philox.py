@@ -128,7 +128,7 @@ class _Generators:
             every = torch.zeros(len(self.generators), dtype=torch.int64, device=self.generators[0].device)  # [S]
             for row, generator in enumerate(self.generators):
                 if not isinstance(p, Tensor) or _are_positive(_innermost(p))[row]:
-                    every[row] = _drawn(generator.device, generator)
+                    every[row].random_(2**63 - 1, generator=generator)  # as `_drawn`, without a copy
         return every[self.row]
 
 

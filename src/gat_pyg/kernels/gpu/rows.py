@@ -13,6 +13,7 @@ from torch import Tensor
 from ...graph.edges import SPLIT as SPLIT
 from ...graph.edges import Edges, Side, count_long, indices_of
 from ...graph.remembered import remembered
+from ..models import to_heads, to_models
 from . import FP_FUSION
 
 # Constants of the launches. `benchmarks/attention.py --variants` compares them with the values in `VARIANTS`.
@@ -224,6 +225,7 @@ class Tile(NamedTuple):
         }
 
 
+@functools.lru_cache(1024)
 def tile_for(models: int, heads: int, channels: int, degree: float, features: int = 0) -> Tile:
     """A slab of heads of up to `SLAB` numbers, or one wider head; `NUMBERS` a warp, less for short rows.
 
@@ -232,22 +234,15 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     that a desktop GPU has.
     With `features` of edges that are attended to beside x, half as many edges, whose features take as many registers.
     """
-    return _tile_for(models, heads, channels, degree, features, SLAB, NUMBERS, AHEAD)
-
-
-@functools.lru_cache(1024)
-def _tile_for(
-    models: int, heads: int, channels: int, degree: float, features: int, most: int, numbers: int, ahead: int
-) -> Tile:
     block_c = triton.next_power_of_2(max(1, channels))
     width = max(block_c, triton.next_power_of_2(max(1, features)))
-    block_h = max(1, most // width)
+    block_h = max(1, SLAB // width)
     if models == 1:
         block_h = min(triton.next_power_of_2(heads), block_h)
     warps = min(16, max(1, block_h * width // 256))
-    block_e = max(1, (numbers // 2 if features else numbers) * warps // (block_h * width))
+    block_e = max(1, (NUMBERS // 2 if features else NUMBERS) * warps // (block_h * width))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    return Tile(block_e, block_h, block_c, warps, 3 if degree > ahead * block_e and warps <= 4 else 1)
+    return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 4 else 1)
 
 
 def stack_arguments(models: int, heads: int) -> dict[str, Any]:
@@ -321,7 +316,7 @@ def walk_of(edges: Edges, side: Side, models: int, heads: int, channels: int, fe
 def beside(models: torch.Size, *tensors: Tensor | None) -> list[Any]:
     """The tensors, contiguous; with models `[S, rows, H, ...]` as `[rows, S H, ...]`, their heads side by side."""
     if models:
-        tensors = tuple(None if tensor is None else tensor.movedim(0, 1).flatten(1, 2) for tensor in tensors)
+        tensors = tuple(None if tensor is None else to_heads(tensor, 1) for tensor in tensors)
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
@@ -329,4 +324,4 @@ def apart(models: torch.Size, *tensors: Tensor | None) -> tuple[Any, ...]:
     """The inverse of `beside`."""
     if not models:
         return tensors
-    return tuple(None if tensor is None else tensor.unflatten(1, (*models, -1)).movedim(1, 0) for tensor in tensors)
+    return tuple(None if tensor is None else to_models(tensor, 1, *models) for tensor in tensors)
