@@ -25,9 +25,9 @@ double = functools.partial(torch.tensor, dtype=torch.float64)
 ENDS = "x score_src score_dst"
 
 
-@pytest.fixture(params=[pytest.param("torch_scatter", marks=pytest.mark.sparse), "plain torch"])
+@pytest.fixture(params=[pytest.param("torch_scatter", marks=pytest.mark.sparse), "segment_reduce"])
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The segment backend with torch_scatter, where it is installed, and without."""
+    """The segment backend with torch_scatter, where it is installed, and with torch.segment_reduce."""
     if request.param == "torch_scatter" and not torch_geometric.typing.WITH_TORCH_SCATTER:
         pytest.skip("torch_scatter is not installed")
     monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", request.param == "torch_scatter")
@@ -71,8 +71,8 @@ def test_laws(names: str) -> None:
 @pytest.mark.parametrize("graph", ZOO, ids=str)
 @pytest.mark.usefixtures("segments")
 def test_segment_is_the_reference(graph: Graph) -> None:
-    """The output, the attention and every gradient."""
-    place = Place("cpu", torch.float64, "segment")
+    """The output, the attention and every gradient; on a GPU where there is one."""
+    place = Place("cuda" if torch.cuda.is_available() else "cpu", torch.float64, "segment")
     for names in (CONSTANT, ENDS, "x score_src", *SCORES):
         check(place, graph, names, dropout=0.3, negative_slope=0.1, return_attention_weights=True)
 

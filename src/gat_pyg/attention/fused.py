@@ -250,7 +250,8 @@ def _backward(
 # --- The same as operators, whose tensors are x, the edges' weights and the operands, those that are not None. ---
 
 
-# A call may group a new edge list, which synchronises with the device: it must not become part of a CUDA graph.
+# A call may group a new edge list, which synchronises with the device. A CUDA graph, as of mode="reduce-overhead",
+# would also keep the neighbourhoods of its capture when torch copies the edges of another call into the same memory.
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
