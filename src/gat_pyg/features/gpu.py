@@ -33,7 +33,7 @@ def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, i
     with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
     mask = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
-    _launch(mask, seed, size, dropout, ids)
+    _launch(mask, seed, size, drop_arguments(dropout, seed, ids), None, 0)
     return mask
 
 
@@ -43,22 +43,14 @@ def drop(x: Tensor, seed: Tensor, dropout: float | Tensor) -> Tensor:
     given = x[0].contiguous() if shared and len(x) else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = out.numel() // max(seed.numel(), 1)
-    _launch(out, seed, size, dropout, p_x=given, x_stride=0 if shared else size)
+    _launch(out, seed, size, drop_arguments(dropout, seed), given, 0 if shared else size)
     return out
 
 
-def _launch(
-    out: Tensor,
-    seed: Tensor,
-    size: int,
-    dropout: float | Tensor,
-    ids: Tensor | None = None,
-    p_x: Tensor | None = None,
-    x_stride: int = 0,
-) -> None:
+def _launch(out: Tensor, seed: Tensor, size: int, drop: dict[str, Any], p_x: Tensor | None, x_stride: int) -> None:
     if out.numel():
         options = {"BLOCK": 256, "enable_fp_fusion": FP_FUSION}
-        arguments = {"p_x": p_x, "x_stride": x_stride, **drop_arguments(dropout, seed, ids), **options}
+        arguments = {"p_x": p_x, "x_stride": x_stride, **drop, **options}
         with torch.cuda.device_of(seed):
             _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_out=out, size=size, **arguments)
 

@@ -109,22 +109,7 @@ def of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, 
 
 
 @triton.jit
-def embed(
-    b_z,
-    p_lin,
-    p_edge_attr,
-    i_edge,
-    i_h,
-    o_hc,
-    m_e,
-    m_hc,
-    attr_stride,
-    models,
-    H,
-    EACH: tl.constexpr,
-    C,
-    D: tl.constexpr,
-):
+def embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D):
     """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
     if p_lin is not None:
         p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
@@ -145,18 +130,7 @@ def features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, m
 
 
 @triton.jit
-def store_signs(
-    p_signs,
-    b_z,
-    i_place,
-    i_h,
-    m_eh,
-    H,
-    C: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def store_signs(p_signs, b_z, i_place, i_h, m_eh, H, C, BLOCK_E, BLOCK_H, BLOCK_C):
     """Store whether z > 0 of a block of edges, a bit for each channel, in bytes `[E, H, C / 8]`."""
     BITS: tl.constexpr = min(8, BLOCK_C)
     b_positive = tl.reshape(b_z, [BLOCK_E, BLOCK_H, BLOCK_C // BITS, BITS]) > 0.0
@@ -166,18 +140,7 @@ def store_signs(
 
 
 @triton.jit
-def load_slopes(
-    p_signs,
-    i_place,
-    i_h,
-    m_eh,
-    slope,
-    H,
-    C: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def load_slopes(p_signs, i_place, i_h, m_eh, slope, H, C, BLOCK_E, BLOCK_H, BLOCK_C):
     """LeakyReLU'(z) of a block of edges, `[edges, heads, channels]`, by the signs that `store_signs` has stored."""
     BITS: tl.constexpr = min(8, BLOCK_C)
     p_byte, m_byte = _bytes(p_signs, i_place, i_h, m_eh, H, C, BLOCK_C // BITS)

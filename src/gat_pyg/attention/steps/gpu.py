@@ -59,22 +59,7 @@ def attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh):
 
 @triton.jit
 def store_attended(
-    p_out,
-    p_lse,
-    p_chunks,
-    p_chunks_h,
-    b_top,
-    b_mass,
-    b_out,
-    i_row,
-    i_h,
-    o_hc,
-    m_h,
-    m_hc,
-    is_whole,
-    is_chunk,
-    H,
-    C: tl.constexpr,
+    p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
 ):
     """Store O and the log-sum-exp of a row or chunk."""
     b_lse = b_top + tl.log2(b_mass) * LN2
@@ -210,28 +195,10 @@ def forward_pass(kernel: Any, call: Operation, out: Tensor, **operands: Any) -> 
     return lse
 
 
-def _merge(
-    walk: Walk,
-    held: Tensor | None,
-    held_h: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    out_plus: Tensor | None,
-    mass_plus: Tensor | None,
-) -> None:
-    """Merge the chunks of long rows into the results of their rows."""
-    channels = out.size(2)
+def _merge(walk: Walk, held: Tensor | None, held_h: Tensor | None, out: Tensor, *others: Tensor | None) -> None:
+    """Merge the chunks of long rows into the results of their rows: O, and log-sum-exp, O+ and A+."""
     if walk.chunks is not None:
-        _merge_kernel[(walk.chunks.rows.numel(), walk.slabs)](
-            held,
-            held_h,
-            walk.chunks.rows,
-            walk.chunks.first,
-            out,
-            lse,
-            out_plus,
-            mass_plus,
-            **stack_arguments(walk.models, walk.heads),
-            C=channels,
-            **walk.tile._replace(channels=triton.next_power_of_2(channels)).blocks,
-        )
+        chunks, tile = walk.chunks, walk.tile._replace(channels=triton.next_power_of_2(out.size(2)))
+        tensors = held, held_h, chunks.rows, chunks.first, out, *others
+        sizes = stack_arguments(walk.models, walk.heads) | {"C": out.size(2)}
+        _merge_kernel[(chunks.rows.numel(), walk.slabs)](*tensors, **sizes, **tile.blocks)

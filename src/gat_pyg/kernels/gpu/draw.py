@@ -14,9 +14,7 @@ from .rows import all_models, edge_id, offset, stack_arguments
 
 
 @triton.jit
-def draw(
-    p_seed, i_edge, threshold, keep_scale, models, EACH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr
-):
+def draw(p_seed, i_edge, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H):
     """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
 
     In a stack, h counts the heads of one model, and the seed is that model's, as are threshold and scale where they are
@@ -51,18 +49,7 @@ def limits(threshold, keep_scale, i_model):
 
 
 @triton.jit
-def keep(
-    p_seed,
-    p_dropout_ids,
-    i_place,
-    m_e,
-    threshold,
-    keep_scale,
-    models,
-    EACH: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
+def keep(p_seed, p_dropout_ids, i_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H):
     """Attention dropout k of the edges at `i_place` in the order grouped by dst; 1 if there is none."""
     if p_seed is None:
         return 1.0

@@ -187,12 +187,7 @@ def chunks_of(edges: Edges, side: Side) -> Chunks | None:
     Without a device sync: `Edges` counted the long rows when it was built.
     """
     ptr = edges.rowptr if side == "dst" else edges.transpose[0]
-    long = count_long(ptr, SPLIT) if edges.long is None else edges.long[side]
-    return _cut(ptr, *map(int, long))
-
-
-def _cut(ptr: Tensor, num_rows: int, num_chunks: int) -> Chunks | None:
-    """Cut the `num_rows` long rows of `ptr` into `num_chunks` chunks."""
+    num_rows, num_chunks = map(int, count_long(ptr, SPLIT) if edges.long is None else edges.long[side])
     if num_rows == 0:
         return None
     degree = ptr.diff()
