@@ -79,6 +79,7 @@ LARGE = ("reddit", "products")
 
 CASES = [
     Case("cora", "cora", 1433, 8, 8, x_grad=False, special=True),
+    Case("cora-gatv2", "cora", 1433, 8, 8, x_grad=False, kind="GATv2Conv"),
     Case("cora-sparse", "cora", 1433, 8, 8, x_grad=False, sparse=True),
     Case("cora-trained", "cora", 1433, 8, 8, x_grad=False, sparse=True, dropout=0.6),
     Case("cora-alone-8x8", "cora", 0, 8, 8, special=True),
@@ -86,6 +87,7 @@ CASES = [
     Case("pubmed", "pubmed", 500, 8, 8, x_grad=False),
     Case("ppi-1", "ppi", 50, 4, 256, x_grad=False, special=True),
     Case("ppi-2", "ppi", 1024, 4, 256),
+    Case("ppi-2-gatv2", "ppi", 1024, 4, 256, kind="GATv2Conv"),
     Case("ppi-1-gatv2", "ppi", 50, 4, 256, x_grad=False, kind="GATv2Conv"),
     Case("ppi-alone-4x256", "ppi", 0, 4, 256),
     Case("molecules", "molecules", 64, 4, 16, fresh=True, special=True),
@@ -124,6 +126,7 @@ CASES = [
     ),
     Case("edges-hetero", "edges", 128, 8, 16, kind="HeteroConv", special=True),
     Case("arxiv", "arxiv", 128, 3, 32, x_grad=False, special=True),
+    Case("arxiv-gatv2", "arxiv", 128, 3, 32, x_grad=False, kind="GATv2Conv"),
     *(Case(f"arxiv-alone-{H}x{C}", "arxiv", 0, H, C) for H, C in ((3, 32), (8, 8), (4, 64), (4, 256))),
     Case("reddit", "reddit", 602, 8, 8, x_grad=False),
     *(Case(f"reddit-alone-{H}x{C}", "reddit", 0, H, C) for H, C in ((8, 8), (4, 64), (4, 256))),

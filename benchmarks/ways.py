@@ -226,9 +226,22 @@ def linear(problem: Problem) -> Way | None:
     return way(lambda: sum(F.linear(x, weight) for weight in weights.values()), {"x": x, **weights}, problem.grad)
 
 
+DGLS = {  # DGL's name of each of PyG's weights
+    "GATConv": {"lin.weight": "fc.weight", "att_src": "attn_l", "att_dst": "attn_r", "bias": "bias"},
+    "GATv2Conv": {
+        "att": "attn",
+        "lin_l.weight": "fc_src.weight",
+        "lin_l.bias": "fc_src.bias",
+        "lin_r.weight": "fc_dst.weight",
+        "lin_r.bias": "fc_dst.bias",
+    },
+}
+
+
 def dgls(problem: Problem) -> Way | None:
+    """DGL's layer on a graph with the self-loops, which are not added at each call. Its GATv2Conv has no last bias."""
     case = problem.case
-    if case.kind != "GATConv" or case.edge_dim:
+    if case.kind not in DGLS or case.edge_dim or case.layers > 1 or case.fill is not None or case.sparse:
         return None
     import dgl  # type: ignore[import-not-found]
 
@@ -241,12 +254,17 @@ def dgls(problem: Problem) -> Way | None:
             return dgl.ops.u_mul_e_sum(graph, x, dgl.ops.edge_softmax(graph, e))
 
         return way(forward, problem.given, problem.grad)
-    layer = dgl.nn.GATConv(case.F, case.C, case.H).to(problem.grad.device)
-    names = {"lin.weight": "fc.weight", "att_src": "attn_l", "att_dst": "attn_r", "bias": "bias"}
+    layer, names = getattr(dgl.nn, case.kind)(case.F, case.C, case.H).to(problem.grad.device), DGLS[case.kind]
     layer.load_state_dict({theirs: problem.weights[name] for name, theirs in names.items()})
     leaves = {name: layer.get_parameter(theirs) for name, theirs in names.items()}
-    x = problem.given["x"]
-    return way(lambda: layer(graph, x).flatten(1), {"x": x, **leaves}, problem.grad)
+    x, bias = problem.given["x"], problem.weights["bias"].clone().requires_grad_()
+
+    def of_dgl() -> Tensor:
+        of_call = dgl.graph(tuple(problem.looped), num_nodes=problem.N) if case.fresh else graph
+        out = layer(of_call, F.dropout(x, problem.p)).flatten(1)
+        return out if "bias" in leaves else out + bias
+
+    return way(of_dgl, {"x": x, "bias": bias, **leaves}, problem.grad)
 
 
 def cudnns(problem: Problem) -> Way | None:
