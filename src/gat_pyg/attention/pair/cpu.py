@@ -51,7 +51,6 @@ from ..steps.cpu import (
     prefetch_edge,
     prefetch_end,
     row_of,
-    row_of_edge,
     softmax_back,
     spaced,
     weigh,
@@ -65,6 +64,7 @@ from .cpu_edges import (
     attr_gradient,
     dot_edges,
     embed,
+    embed_four,
     project,
     spread_edges,
     sum_edges,
@@ -75,7 +75,7 @@ ROWS = 64  # of dst, at least, whose shares of grad W_e are summed one after the
 
 @inline
 def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any, u: Any, lin: Any, ids: Any, width: int,
-            e: Any, grad: Any, product: Any, signs: Any, att: Any, slope: Any) -> None:  # fmt: skip
+            of_edges: Any, e: Any, grad: Any, product: Any, signs: Any, att: Any, slope: Any) -> None:  # fmt: skip
     """Add one tile's part of e_ij for all edges of a dst; with `product`, also of <dO_i, x_j>, and the signs of z."""
     x_i = load(x_dst, row.own * row.channels + c, tile, count)
     att_h = load(att, row.head * row.channels + c, tile, count)
@@ -88,10 +88,11 @@ def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any,
             product[k * row.lanes + h] += lane_sum(grad_i * values)
         z = values + x_i
         if u is not None:
-            prefetch_edge(u, ids, row, k, width)
-            at = row_of_edge(ids, row.begin + k) * width
-            for d in range(width):
-                z = z + u[at + d] * load(lin, (d * row.heads + row.head) * row.channels + c, tile, count)
+            if c == 0:  # once for all tiles
+                prefetch_edge(u, ids, row, k, width)
+            if k & 3 == 0:
+                embed_four(of_edges, row, k, h, c, tile, count, u, ids, width, lin)
+            z = z + load(of_edges, (k & 3) << len(tile), tile, None)
         if signs is not None:
             store_signs(signs, _sign(row, np.int64(row.begin + k), h, c, tile), z)
         e[k * row.lanes + h] += lane_sum(att_h * leaky(z, z, slope))
@@ -117,31 +118,10 @@ def _spread(row: Row, h: int, c: int, tile: Any, count: Any, signs: Any, place: 
 
 @compiled
 def _forward(
-    work: Any,
-    chunks: Any,
-    sizes: Any,
-    slope: Any,
-    scale: Any,
-    layout: Any,
-    narrow: Any,
-    apart: int,
-    wide: Any,
-    pad: Any,
-    width: Any,
-    drop: Any,
-    src_: Any,
-    ids_: Any,
-    x_: Any,
-    key_: Any,
-    x_dst_: Any,
-    att_: Any,
-    u_: Any,
-    lin_: Any,
-    back_: Any,
-    w_: Any,
-    out_: Any,
-    lse_: Any,
-) -> None:
+    work: Any, chunks: Any, sizes: Any, slope: Any, scale: Any, layout: Any, narrow: Any, apart: int, wide: Any,
+    pad: Any, width: Any, drop: Any, src_: Any, ids_: Any, x_: Any, key_: Any, x_dst_: Any, att_: Any, u_: Any,
+    lin_: Any, back_: Any, w_: Any, out_: Any, lse_: Any,
+) -> None:  # fmt: skip
     """Compute the scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
@@ -156,7 +136,8 @@ def _forward(
             load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             clear(weight, row)
             if att_ is not None:
-                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, weight, None, None, None, att, slope)
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, sums, weight, None, None, None, att,
+                          slope)  # fmt: skip
             if scale is not None:
                 if key_ is None:
                     dots(row, narrow, layout, x_dst, x, weight, None, None)
@@ -180,40 +161,11 @@ def _forward(
 
 @compiled
 def _backward_dst(
-    work: Any,
-    chunks: Any,
-    sizes: Any,
-    slope: Any,
-    scale: Any,
-    layout: Any,
-    narrow: Any,
-    apart: int,
-    wide: Any,
-    pad: Any,
-    width: Any,
-    drop: Any,
-    src_: Any,
-    ids_: Any,
-    x_: Any,
-    key_: Any,
-    x_dst_: Any,
-    att_: Any,
-    u_: Any,
-    lin_: Any,
-    back_: Any,
-    w_: Any,
-    grad_: Any,
-    lse_: Any,
-    delta_: Any,
-    weights_: Any,
-    changes_: Any,
-    signs_: Any,
-    grad_w_: Any,
-    grad_u_: Any,
-    grad_dst_: Any,
-    step: int,
-    blocks_: Any,
-) -> None:
+    work: Any, chunks: Any, sizes: Any, slope: Any, scale: Any, layout: Any, narrow: Any, apart: int, wide: Any,
+    pad: Any, width: Any, drop: Any, src_: Any, ids_: Any, x_: Any, key_: Any, x_dst_: Any, att_: Any, u_: Any,
+    lin_: Any, back_: Any, w_: Any, grad_: Any, lse_: Any, delta_: Any, weights_: Any, changes_: Any, signs_: Any,
+    grad_w_: Any, grad_u_: Any, grad_dst_: Any, step: int, blocks_: Any,
+) -> None:  # fmt: skip
     """For each chunk, compute k_ij w_ij alpha_ij, f_ij = alpha_ij (g_ij - D_i), and the sums over j.
 
     For GATv2, also the signs of z_ij; the sum is the `_spread` of a dst. For the product, f_ij is divided by sqrt(C);
@@ -238,7 +190,8 @@ def _backward_dst(
             clear(e, row)
             clear(product, row)
             if att_ is not None:
-                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, e, grad, product, signs, att, slope)
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, p_i, e, grad, product, signs, att,
+                          slope)  # fmt: skip
             if scale is not None:
                 if key_ is None:
                     dots(row, narrow, layout, x_dst, x, e, grad, product)
@@ -271,23 +224,9 @@ def _backward_dst(
 
 @compiled
 def _backward_src(
-    work: Any,
-    chunks: Any,
-    sizes: Any,
-    slope: Any,
-    layout: Any,
-    narrow: Any,
-    apart: int,
-    dst_: Any,
-    place_: Any,
-    grad_: Any,
-    x_dst_: Any,
-    weights_: Any,
-    changes_: Any,
-    signs_: Any,
-    grad_x_: Any,
-    sums_: Any,
-) -> None:
+    work: Any, chunks: Any, sizes: Any, slope: Any, layout: Any, narrow: Any, apart: int, dst_: Any, place_: Any,
+    grad_: Any, x_dst_: Any, weights_: Any, changes_: Any, signs_: Any, grad_x_: Any, sums_: Any,
+) -> None:  # fmt: skip
     """sum_i k_ij w_ij alpha_ij dO_i of some chunks of src rows; and sum_i f_ij x_i, or, by signs, the `_spread`."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
@@ -391,8 +330,8 @@ def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Te
 
 
 def _with_room(chunks: Chunks, operands: _Operands, step: int = 1) -> Chunks:
-    """The chunks, with buffers that hold the features of an edge for each head, in whole vectors."""
-    return chunks._replace(most=max(chunks.most, -(-operands.width // 64) * 64), step=step)
+    """The chunks, with buffers that hold the features of an edge for each head, in whole vectors, and four tiles."""
+    return chunks._replace(most=max(chunks.most, -(-operands.width // 256) * 256), step=step)
 
 
 def _shape(call: Operation) -> Shape:
