@@ -87,7 +87,6 @@ CASES = [
     Case("pubmed", "pubmed", 500, 8, 8, x_grad=False),
     Case("ppi-1", "ppi", 50, 4, 256, x_grad=False, special=True),
     Case("ppi-2", "ppi", 1024, 4, 256),
-    Case("ppi-2-gatv2", "ppi", 1024, 4, 256, kind="GATv2Conv"),
     Case("ppi-1-gatv2", "ppi", 50, 4, 256, x_grad=False, kind="GATv2Conv"),
     Case("ppi-alone-4x256", "ppi", 0, 4, 256),
     Case("molecules", "molecules", 64, 4, 16, fresh=True, special=True),
