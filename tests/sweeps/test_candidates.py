@@ -59,3 +59,21 @@ def test_a_candidate_stays_if_its_validation_score_is_better(
     assert command(*sizes).hash == settings.hash and command(*sizes, "ckpt_path=last").hash == settings.hash
     for override in ("encoding=none", "recipe=none", "split.split=all"):  # chosen by the user, or of several splits
         assert command(*sizes, override).encoding.target is None
+
+
+@pytest.mark.parametrize(
+    ("F", "names"), [(100, ["encoding", "training.label_rate", "model.encoder"]), (101, ["training.label_rate"])]
+)
+def test_of_many_columns_no_statistics_and_no_quantiles_are_tried(
+    F: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    edges, x = draw.integers(300, size=(2, 900)), draw.normal(size=(300, F))
+    np.savez("graph.npz", x=x, edge_index=edges, y=draw.integers(2, size=300))
+    monkeypatch.setattr(candidates, "LABELS", 1000)  # so that nothing is trained
+    settings = command()
+    fitting = [
+        name for name, candidate in candidates.CANDIDATES.items() if candidate.fits(read_task(settings), settings)
+    ]
+    assert [name.partition("=")[0] for name in fitting] == names

@@ -71,7 +71,7 @@ GRAPHS: Mapping[str, Any] = {"training.max_epochs": 200}
 LITTLE = 1000  # graphs of the training up to which a batch norm costs a regression more than it helps
 FEW = 300  # graphs of the training below which the validation is too small for its accuracy to choose an epoch
 LARGE, LARGE_GRAPHS = 100_000, {"training.max_epochs": 50, "training.patience": 10}
-MANY, MOSTLY = 100, 0.9  # columns, and the share of zeros, from which features are left sparse, without an encoder
+MANY, MOSTLY = 100, 0.8  # columns, and the share of zeros, from which features are left sparse, without an encoder
 
 # ---------------------------------------------------------------------------------------------------------------------
 

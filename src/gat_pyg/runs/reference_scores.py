@@ -167,7 +167,7 @@ def _score(task: Task, out: Tensor, y: Tensor) -> float:
     return task.objective.score(task.objective.pool([task.objective.statistics(out, y)]))
 
 
-def standard_error(task: Task, y: Tensor, *outs: Tensor) -> float:
+def standard_error(task: Task, y: Tensor, out: Tensor, *other: Tensor) -> float:
     """Return the standard error of the score of outputs, or of the difference between those of two for the same rows.
 
     It is the standard deviation over bootstrap samples of the rows, at most `TEST_ROWS` each. Where it is 0, as for a
@@ -175,10 +175,9 @@ def standard_error(task: Task, y: Tensor, *outs: Tensor) -> float:
     """
     draw, n = torch.Generator().manual_seed(0), min(len(y), TEST_ROWS)
     samples = [torch.randint(len(y), (n,), generator=draw) for _ in range(SAMPLES)]
-    each = (reduce(sub, (_score(task, out[rows], y[rows]) for out in outs)) for rows in samples)
+    each = (reduce(sub, (_score(task, values[rows], y[rows]) for values in (out, *other))) for rows in samples)
     scores = [score for score in each if score == score]
     error = float(np.std(scores, ddof=1) * (n / len(y)) ** 0.5) if len(scores) > 1 else 0.0
-    out = outs[0]
     return error or abs(_score(task, out, y) - _score(task, torch.cat([-out[:1], out[1:]]), y))
 
 

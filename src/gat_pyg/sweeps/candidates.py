@@ -14,7 +14,7 @@ from torch import Tensor
 from ..distributed.ranks import rank_zero_print
 from ..files import write_whole
 from ..models.encoders import num_categories
-from ..runs.defaults_by_data import by_data
+from ..runs.defaults_by_data import MANY, by_data
 from ..runs.network import earlier_values
 from ..runs.reference_scores import standard_error
 from ..runs.result import Result
@@ -59,7 +59,8 @@ def _has_neighbours(task: Task, settings: Settings) -> bool:
 def _has_quantities(task: Task, settings: Settings) -> bool:
     columns = [task.features(graph) for graph in task.train]
     of_pairs = [graph.edge_label_attr for graph in task.train if "edge_label_attr" in graph]
-    return type(settings.model.get("encoder")) is int and any(0 in num_categories(x) for x in (columns, of_pairs) if x)
+    quantities = max(num_categories(x).count(0) for x in (columns, of_pairs) if x)  # each has 100 embeddings
+    return type(settings.model.get("encoder")) is int and 0 < quantities <= MANY
 
 
 # The most promising candidates first, by their overrides -------------------------------------------------------------
