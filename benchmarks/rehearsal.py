@@ -8,6 +8,7 @@ to a few nodes. No figure of a rehearsal means anything.
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -86,6 +87,16 @@ def begin() -> None:
     from gat_pyg.training import cuda_graphs, loading
     from gat_pyg.training.cuda_graphs import Captured
 
+    builder: Any = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+    splat, int1 = builder.create_splat, importlib.import_module("triton.language").int1
+
+    def create_splat(self: Any, kind: Any, value: Any) -> Any:
+        """Keep a block of Booleans one: Triton's makes integers of them, which 3.9 refuses as a mask."""
+        block = splat(self, kind, value)
+        block.data = block.data.astype(bool) if kind.scalar == int1 else block.data
+        return block
+
+    builder.create_splat = create_splat
     edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
     edges.is_remote = lambda tensor: True  # type: ignore[assignment]
     device.FILES["cpu"] = "gpu"
