@@ -55,7 +55,7 @@ def test_test_rows_do_not_reach_the_training(
         folder.mkdir()
         monkeypatch.chdir(folder)
         tables.save_files(files, folder)
-        settings = () if setting == CHOSEN else setting.split()
+        settings = ["runs=1"] if setting == CHOSEN else setting.split()
         command(*case.settings, *settings, "outputs=outputs", "baselines=false", "training.max_epochs=3")
         chosen.append([file.read_text() for file in Path("outputs/chosen").glob("*")])
         (run,) = runs()
