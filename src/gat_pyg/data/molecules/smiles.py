@@ -97,6 +97,7 @@ def smiles(
         raise ValueError(
             "split.column, split.time, split.scaffold and split.folds each choose a split. Give one of them."
         )
+    needs("rdkit", "molecules")  # before pandas, whose extra has no RDKit
     frame = _table(path)
     smiles = _smiles_column(frame, smiles)
     targets = _target_columns(frame, target, smiles)
