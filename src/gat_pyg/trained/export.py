@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,6 @@ from .trained import Trained
 TOLERANCE = 1e-4  # the largest allowed difference from the run's predictions, relative to the largest of them or 1
 SIZES = ((1, 0, 1, 1), (5, 3, 2, 3), (60, 400, 7, 20), (1000, 5000, 32, 500))  # nodes, edges, graphs, pairs of a check
 TRACED = (10, 30, 3, 7)  # those of the inputs that torch traces
-CALLS = 20  # of which the median is the latency
 AXES = {"x": 0, "edge_index": 1, "edge_attr": 0, "batch": 0, "edge_label_index": 1, "edge_label_attr": 0}  # of any size
 AXES["graph_attr"] = 0
 ROWS = {"node": "nodes", "edge": "pairs", "graph": "graphs", "link": "pairs"}
@@ -42,17 +39,12 @@ class Exported(NamedTuple):
     description: Path
     difference: float  # the largest from the predictions of the run's model, over random graphs of several sizes
     largest: float  # prediction for these
-    milliseconds: float  # of a call with the largest of these graphs, the median
-    eager_milliseconds: float  # of the run's model
 
     def __str__(self) -> str:
-        (N, E, *_), threads = SIZES[-1], torch.get_num_threads()
         return (
             f"{self.path}, described in {self.description}\n"
-            f"largest difference from the run's model {self.difference:.1e}, for graphs of 1 to {N:,} nodes with "
-            f"predictions up to {self.largest:.3g}\n"
-            f"{self.milliseconds:.2f} ms for {N:,} nodes and {E:,} edges, the run's model "
-            f"{self.eager_milliseconds:.2f} ms ({threads} thread{'s' * (threads != 1)})"
+            f"largest difference from the run's model {self.difference:.1e}, for graphs of 1 to {SIZES[-1][0]:,} nodes "
+            f"with predictions up to {self.largest:.3g}"
         )
 
 
@@ -74,6 +66,8 @@ def export(
     The file standardises and normalises features as the run did. It does not compute encodings or change edges. The
     JSON file beside it, `PATH.json`, lists what has to be done before (`before`), and describes the inputs and the
     output: the classes or targets, and the columns if the run was trained on tables.
+
+    Cost: five to ten seconds for each seed of the run, whose models are traced one after the other.
 
     Before the file replaces one at `path`, it is compared with the run's model on random graphs of other sizes.
 
@@ -265,15 +259,7 @@ def _checked(network: Prepared, inference: Inference, examples: Sequence[dict[st
                 f"{this:.1e}, expected at most {limit:.1e}. Export to another format, or call gat_pyg.predict."
             )
         difference, largest = max(difference, this), max(largest, float(expected.abs().max()))
-    calls: tuple[Inference, Inference] = inference, lambda inputs: network(**inputs)
-    times: tuple[list[float], list[float]] = [], []
-    for _ in range(CALLS):
-        for call, its in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call(examples[-1])
-            its.append(1e3 * (time.perf_counter() - start))
-    medians = (statistics.median(its) for its in times)
-    return Exported(path, path.with_name(f"{path.name}.json"), difference, largest, *medians)
+    return Exported(path, path.with_name(f"{path.name}.json"), difference, largest)
 
 
 @contextmanager
