@@ -285,22 +285,14 @@ def _temperature(objective: Objective, rows: Rows) -> float:
     Without an error among the rows, the likelihood only grows with the confidence, and says nothing of how far it may
     go: the temperature is then at least 1.
     """
-    outputs = objective.outputs(rows.predictions.clamp(SMALLEST, 1 - SMALLEST))
-    log = torch.zeros((), dtype=outputs.dtype, requires_grad=True)  # of 1 / T
-    optimizer = torch.optim.LBFGS([log], max_iter=100, line_search_fn="strong_wolfe")
+    from scipy.optimize import minimize_scalar
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = objective.loss(outputs * log.exp(), rows.labels)
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    known = objective.known(rows.labels)
+    outputs, known = objective.outputs(rows.predictions.clamp(SMALLEST, 1 - SMALLEST)), objective.known(rows.labels)
     p, y = rows.predictions, rows.labels
     right = p.argmax(1) == y if isinstance(objective, OneLabel) else (p > 0.5) == (y > 0.5)
-    return float((-log.detach()).exp().clamp(1.0 if bool(right[known].all()) else 0.01, 100.0))
+    limits = math.log(0.01), math.log(100.0)  # of log T, with one minimum
+    found = minimize_scalar(lambda log: float(objective.loss(outputs / math.exp(log), y)), bounds=limits)
+    return max(math.exp(found.x), 1.0 if bool(right[known].all()) else 0.01)
 
 
 def _error(objective: Objective, rows: Rows) -> float:
