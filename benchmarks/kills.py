@@ -5,8 +5,7 @@ repeats the command with ckpt_path=last, which may be killed again, until it end
 undisturbed one leaves: the weights bit by bit, the metrics, each line of results once, the summary, status 0, no other
 file. An empty folder, which Hydra makes before the command begins, is counted apart.
 
-Processes are forked from one that has everything imported, so that a trial takes seconds (POSIX only). Only those of
-`processes=2` import everything themselves, as users' do: after a kill of their parent they may not train on.
+Processes are forked from one that has everything imported, so that a trial takes seconds (POSIX only).
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "a run": (*DIGITS, *ON_PLATEAU, "training.ema=0.9"),
     "runs=5": (*DIGITS, *AVERAGED, "runs=5"),
     "runs=5, one by one": (*MLP, *ON_PLATEAU, "training.max_epochs=40", "runs=5", "vectorize=off"),
-    "processes=2": (*MLP, "training.max_epochs=300", "runs=4", "vectorize=off", "processes=2"),
     "a table, two writers": (*TABLE, "datasets=digits", "runs=2", "vectorize=off", "training.max_epochs=60"),
     "ddp_cpu": (*PLANTED, *MLP, *ACCUMULATED, "training.max_epochs=25", "trainer=ddp_cpu"),
     "halo": (*HALO, "trainer=ddp_cpu", "trainer.strategy=halo"),
@@ -96,8 +94,7 @@ def command(arguments: Sequence[str], changes: int | None = None) -> None:
         die_before(changes)
     torch.set_num_threads(1)
     start = torch.multiprocessing.start_processes
-    if "processes=2" not in arguments:
-        gat_pyg.runs.stacked.spawn = lambda work, arguments, nprocs: start(work, arguments, nprocs, start_method="fork")  # type: ignore
+    gat_pyg.runs.stacked.spawn = lambda work, arguments, nprocs: start(work, arguments, nprocs, start_method="fork")  # type: ignore
     sys.argv = ["gat-pyg", *arguments]
     gat_pyg.run.main()
 
@@ -161,7 +158,6 @@ class Job:
     seconds: float = 0.0  # of an undisturbed one
     statuses: list[int] = field(default_factory=list)
     hung: bool = False  # whether both ranks stayed after one got a signal
-    orphans: bool = False  # whether processes trained a seed to its end after their parent was killed
 
     @property
     def outputs(self) -> Path:
@@ -205,8 +201,7 @@ class Job:
                     break
                 time.sleep(0.01)
             with suppress(ProcessLookupError):
-                if self.kind != "processes=2":
-                    os.killpg(process, signal.SIGKILL)  # workers that it left
+                os.killpg(process, signal.SIGKILL)  # workers that it left
         return statuses
 
     def kill(self, chance: random.Random, number: signal.Signals) -> bool:
@@ -214,18 +209,7 @@ class Job:
         processes = self.start(self.begun())
         alive = self._strike(processes, chance, number)
         self.statuses += self._wait_for_both(processes) if self.kind in RANKS else self.wait(processes)
-        if self.kind == "processes=2" and chance.random() < 0.5:  # otherwise they are there when it is resumed
-            self._wait_for_orphans(processes[0])
         return alive
-
-    def _wait_for_orphans(self, group: int) -> None:
-        """Wait for the end of the processes that a killed parent left; they may finish an epoch, and no seed."""
-        before = len([*self.outputs.rglob("model.safetensors")])
-        with suppress(ProcessLookupError):
-            while True:
-                os.killpg(group, 0)
-                time.sleep(0.05)
-        self.orphans |= len([*self.outputs.rglob("model.safetensors")]) > before
 
     def _wait_for_both(self, processes: list[int]) -> list[int]:
         """End the other process soon after one has ended, as a launcher does: it may wait in a collective."""
@@ -281,7 +265,6 @@ class Job:
             "empty folder": len(empty),
             "traceback": "Traceback" in output,
             "hung": self.hung,
-            "orphans": self.orphans,
         }
 
 

@@ -123,7 +123,6 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     from lightning.pytorch.strategies.launchers import subprocess_script
 
     import gat_pyg.runs.stacked as together
-    import gat_pyg.runs.workers as shared
 
     os.chdir(cwd)
     os.environ.clear()
@@ -136,7 +135,7 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})  # for Lightning alone: torchrun has other ranks
     subprocess_script.subprocess = replaced  # type: ignore[assignment]
     forked = partial(torch.multiprocessing.start_processes, start_method="fork")
-    together.spawn = shared.spawn = forked  # type: ignore[assignment]
+    together.spawn = forked  # type: ignore[assignment]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[:0] = rest, [cwd]

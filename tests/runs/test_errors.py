@@ -98,10 +98,6 @@ PAIRS = ("model=gat", "dataset._target_=gat_pyg.data.links", "+dataset.dataset._
             r"vectorize is on, but training\.cuda_graphs is true, and planted has many graphs\. Use vector",
         ),
         (
-            ["dataset=planted", "runs=2", "vectorize=off", "processes=2", "trainer.devices=2"],
-            r"processes is 2, which train one seed each, but the trainer has 2 devices, which train a seed together\.",
-        ),
-        (
             ["vectorize=on", "runs=2", "logger=tensorboard"],
             r"vectorize is on, but .*TensorBoardLogger logs one run",
         ),

@@ -26,33 +26,15 @@ from gat_pyg.runs.result import read
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.trained.uncertainty import Rows, calibrated
 from tests.commands import (
-    LEFT_BY_A_SEED,
     NORM,
     SMALL,
     Command,
     assert_close,
-    kill,
-    outside,
     runs,
 )
 from tests.processes import python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
-
-
-FAILS_FOR_SEED_1 = """
-import gat_pyg.runs.workers as shared
-from gat_pyg.settings.errors import message
-from gat_pyg.run import main
-
-def one_run(settings, task, seed, folder, run=shared.one_run):
-    if seed == 1:
-        raise ValueError("bad luck")
-    return run(settings, task, seed, folder)
-
-shared.one_run, shared.message = one_run, str
-main()
-"""
 
 
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
@@ -125,40 +107,6 @@ def test_seeds_of_many_graphs_together_name_the_seed_of_their_order(command: Com
     assert '"order"' not in Path("alone/results.jsonl").read_text()
 
 
-@pytest.mark.kernels
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
-def test_processes_share_seeds_that_are_trained_one_by_one(command: Command):
-    seeds = (*SMALL, "runs=4", "vectorize=off", "training.max_epochs=20", "checkpoint_every=0")
-    one = command(*seeds, "outputs=one")
-    process = outside(*seeds, "processes=2", "outputs=two")
-    while process.poll() is None and len(list(Path("two").rglob("last.ckpt"))) < 2:  # of two seeds at once
-        time.sleep(0.005)
-    kill(process)
-    assert len(list(Path("two").rglob("last.ckpt"))) == 2
-    process = outside(*seeds, "processes=2", "outputs=two", "ckpt_path=last")
-    output, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    assert [line for line in output.splitlines() if "seed " in line] == [
-        line for line in one.splitlines() if "seed " in line
-    ]  # in the same order
-    assert "\ndigits, 4 runs: test accuracy" in output
-    values_ = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
-    assert values_[0] == values_[1] and len(values_[0]) == 4
-    (folder,) = {path.parent for path in runs("two")}
-    for inner in folder.glob("seed-*"):
-        assert {path.name for path in inner.iterdir()} == LEFT_BY_A_SEED
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_a_seed_that_fails_in_a_process_is_named(place: Path):
-    (place / "outside.py").write_text(FAILS_FOR_SEED_1)
-    process = python("outside.py", "model=mlp", "runs=3", "vectorize=off", "processes=2", "training.max_epochs=2")
-    _, stderr = process.communicate(timeout=100)
-    assert process.returncode == 1
-    assert "seed 1 failed: bad luck" in stderr, stderr
-    assert "gat-pyg: The process that trained seed 1 failed, as printed above. The same command with" in stderr
-
-
 ORPHANS = """
 import os, signal, sys, time
 from contextlib import suppress
@@ -181,10 +129,9 @@ main()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads states from /proc")
-@pytest.mark.parametrize("how", [("vectorize=off", "processes=2"), ("vectorize=on", "trainer=ddp_cpu")], ids="-".join)
-def test_processes_whose_job_died_while_they_started_train_nothing(place: Path, how: tuple[str, ...]):
+def test_processes_whose_job_died_while_they_started_train_nothing(place: Path):
     (place / "orphans.py").write_text(ORPHANS)
-    process = python("orphans.py", *SMALL, "runs=2", "training.max_epochs=3", *how)
+    process = python("orphans.py", *SMALL, "runs=2", "training.max_epochs=3", "vectorize=on", "trainer=ddp_cpu")
     process.communicate(timeout=60)
     children = (place / "children").read_text().split()
     assert process.returncode == -signal.SIGKILL and children

@@ -72,7 +72,6 @@ WRONG = {
     "outputs=": r"outputs is '', expected the path of a folder, such as outputs or \./1\.",
     "results=": r"results is '', expected the path of a file",
     "seeds_per_pass=0": r"seeds_per_pass is 0, expected auto or a whole number, at least 1\.",
-    "processes=2 trainer.strategy=ddp": r"processes is 2, which train one seed each, but trainer\.strategy is ddp",
     "seed=-1": r"seed is -1, expected a whole number, at least 0\.",
     "training.lr=nan": r"training\.lr is nan, expected a finite number, at least 0\.",
     "optimizer.lr=0.1": r"optimizer\.lr is set by the command\. Write training\.lr=\.\.\.",

@@ -43,7 +43,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pru
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
     monitor = RankMonitor()
     title = task.name if settings.runs == 1 else f"{task.name}, seed {seed}"
-    progress = Progress(title, live=settings.processes == 1)
+    progress = Progress(title)
     pruning = [Pruning([(pruner, [stopping])])] if pruner is not None else []
     callbacks = [monitor, stopping, *pruning, MetricsFile(folder / METRICS), resumable, progress]
     module = build_module(settings, task, model)

@@ -43,7 +43,7 @@ from .warm_start import Earlier
 NOT_OF_THE_DATA = frozenset(  # groups and settings that `read_task` does not read
     {
         *("model", "training", "loss", "optimizer", "scheduler", "loader", "trainer", "logger"),
-        *("seed", "runs", "vectorize", "seeds_per_pass", "processes", "ckpt_path", "checkpoint_every"),
+        *("seed", "runs", "vectorize", "seeds_per_pass", "ckpt_path", "checkpoint_every"),
         *("methods", "datasets", "protocol", "outputs", "results", "baselines", "candidates", "cell", "code"),
     }
 )

@@ -122,7 +122,6 @@ class Settings:
     runs: Annotated[int, whole(1), Mark.UNUSED]
     vectorize: Annotated[bool | Literal["auto"], VECTORIZED, Mark.RESUMES]
     seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto"), Mark.RESUMES]
-    processes: Annotated[int, whole(1), Mark.RESUMES]
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
     datasets: Annotated[str | list[str | list[str]] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
@@ -189,11 +188,6 @@ class Settings:
             raise ValueError(f"seed is {self.seed} with runs={self.runs}, expected seeds from 0 to 2^32 - 1.")
         if self.ckpt_path not in (None, "last") and self.runs > 1:
             raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
-        if self.processes > 1 and (strategy := self.trainer.get("strategy")) is not None:
-            raise ValueError(
-                f"processes is {self.processes}, which train one seed each, but trainer.strategy is {strategy}, which "
-                "trains a seed in several processes. Use one of the two."
-            )
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
         if (loader := self.loader).in_batches and loader.batch_size is None:

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -40,7 +40,6 @@ from ..runs.stacked import all_at_once, stack_key
 from ..runs.task import data_key, read_task, with_loss
 from ..runs.unused import check_effects
 from ..runs.warm_start import warn_of_overlap, with_earlier_model
-from ..runs.workers import seed_processes
 from ..seeds.member import grouped
 from ..settings.errors import message
 from ..settings.overrides import check_recipe, names_of
@@ -249,20 +248,17 @@ def _end(job: Job, task: Task, together: bool) -> float:
     settings, folder = job.settings, job.folder
     pruner = [job.pruner] if job.pruner is not None and settings.runs == 1 else []
     results, diverged, paper = [], [], as_published(settings)
-    with nullcontext() if together else seed_processes(job) as processes:
-        for seed in settings.seeds:
-            run_dir = job.run_folder(seed)
-            if processes is not None:
-                processes.wait(run_dir)
-            result = finished(run_dir, settings.results)
-            result = result or (None if together or processes else one_run(settings, task, seed, run_dir, *pruner))
-            if result is None:
-                diverged.append(seed)
-                continue
-            results.append(result)
-            if is_first():
-                short = together or job.title or settings.cell is not None
-                print(line(result, task, job.title) if short else summary(result, task, settings, paper), flush=True)
+    for seed in settings.seeds:
+        run_dir = job.run_folder(seed)
+        result = finished(run_dir, settings.results)
+        result = result or (None if together else one_run(settings, task, seed, run_dir, *pruner))
+        if result is None:
+            diverged.append(seed)
+            continue
+        results.append(result)
+        if is_first():
+            short = together or job.title or settings.cell is not None
+            print(line(result, task, job.title) if short else summary(result, task, settings, paper), flush=True)
     if is_first() and len(results) > 1:
         mean, calibration = _averaged(job, task, [result.seed for result in results])
         named = f"{job.title}: " if job.title else ""

@@ -146,14 +146,14 @@ WIDTH = 80  # columns that every terminal has
 class Progress(Callback):
     """One line of progress: epoch, loss, validation score, the epochs that patience has left, time.
 
-    On a terminal, the line is rewritten a few times a second, unless `live` is false. It has the fields that fit, in at
-    most 79 columns: a row that wraps, since it is too long or the window became narrower, would not be cleared.
+    On a terminal, the line is rewritten a few times a second. It has the fields that fit, in at most 79
+    columns: a row that wraps, since it is too long or the window became narrower, would not be cleared.
     Otherwise a new line is printed every `every` seconds.
     """
 
-    def __init__(self, title: str, every: float = 10.0, live: bool = True) -> None:
+    def __init__(self, title: str, every: float = 10.0) -> None:
         self.title = title
-        self._live = live and sys.stderr.isatty()
+        self._live = sys.stderr.isatty()
         self._period = 0.2 if self._live else every
         self._next = 0.0
         self._speed: tuple[float, int] = (0.0, 0)
