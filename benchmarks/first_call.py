@@ -1,7 +1,7 @@
 """Seconds of the first call of a layer: kernels compiled, read from the disk, read by another user (Linux, as root).
 
 Every row is a process of its own, of one thread, with an empty or a filled folder of compiled kernels; importing the
-libraries is not counted. "image" is a folder that root has filled by `gat_pyg.warm_up(model)` and that another user may
+libraries is not counted. "image" is a folder that root has filled by calls of the layer and that another user may
 only read, as in the container of an image; "two containers" begin at once on one empty folder that both may write to.
 
     python benchmarks/first_call.py
@@ -32,14 +32,17 @@ CALL = """
 import json, sys, time
 import torch
 import gat_pyg
-from gat_pyg.command.warm import counts
+from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.features import cpu as features
+from gat_pyg.kernels.cpu.cache import _LISTENER
 
 torch.set_num_threads(1)
 layer = getattr(gat_pyg, sys.argv[1])(64, 32, heads=8, dropout=0.5)
 x, edge_index = torch.randn(1000, 64), torch.randint(1000, (2, 5000))
 if sys.argv[2:] == ["warm"]:
-    gat_pyg.warm_up(layer)
-counts()  # imports the kernels
+    layer(x, edge_index).sum().backward()
+stats = [kernel.stats for kernel in _LISTENER.kernels]
 start = time.perf_counter()
 out = layer(x, edge_index)
 forward = time.perf_counter() - start
@@ -47,7 +50,8 @@ out.sum().backward()
 both = time.perf_counter() - start
 out = layer(x, edge_index)
 out.sum().backward()
-compiled, read, _ = counts()
+compiled = sum(sum(each.cache_misses.values()) for each in stats)
+read = sum(sum(each.cache_hits.values()) for each in stats)
 print(json.dumps({"forward": forward, "backward": both - forward, "compiled": compiled, "read": read}))
 """
 

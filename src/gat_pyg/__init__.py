@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .attention import GATv2 as GATv2
     from .attention import attend as attend
     from .command.doctor import doctor as doctor
-    from .command.warm import warm_up as warm_up
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
@@ -73,14 +72,12 @@ PUBLIC = {
     "report": "report",
     "restore": "conv",
     "seeds": "seeds",
-    "warm_up": "command.warm",
     "write_report": "report.write",
 }
 # Verb of the command -> the public function that it calls; `command/verbs.py` has what it prints, if not the result
 VERBS = {
     **{name: name for name in ("predict", "evaluate", "explain", "export", "best", "doctor")},
     "report": "write_report",
-    "warm": "warm_up",
 }
 
 

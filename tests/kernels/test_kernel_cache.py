@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,7 @@ import pytest
 pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
-import torch
-from torch import nn
 
-import gat_pyg
-from gat_pyg.command import warm as warming
-from gat_pyg.conv.gat import GATConv
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.kernels.cpu.cache import compiled
@@ -267,43 +261,6 @@ def test_every_file_of_a_kernel_is_among_the_sources() -> None:
             steps = [value.py_func for value in vars(module).values() if hasattr(value, "py_func")]
             steps += [value._defn for value in vars(module).values() if hasattr(value, "_defn")]
             assert {Path(step.__code__.co_filename) for step in steps} <= {*cache.FILES}
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("float64")  # and three heads of five channels: most kernels are those of test_fused
-def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any graph; the model, its hooks and gradients and torch's random numbers are not touched."""
-    lazy = GATConv(-1, 5, heads=3, dropout=0.5)
-    lazy.register_forward_hook(threading.Event().wait)  # a method of what cannot be copied
-    lazy.register_full_backward_hook(lambda *_: pytest.fail("a hook was called"))
-    before = torch.get_rng_state()
-    warmed = gat_pyg.warm_up(nn.Sequential(lazy))
-    assert warmed.devices == ("cpu",) and warmed.folder is not None
-    assert torch.equal(torch.get_rng_state(), before) and lazy.lin.in_channels == -1 and lazy.training
-    names = {kernel.__name__ for kernel in cache._LISTENER.kernels if kernel.signatures}
-    assert names >= {"_group", "_sort", "_forward", "_dense", "_backward", "_keep", "_merge_sums"}
-    signatures = {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels}
-    lazy._forward_hooks.clear()
-    lazy._backward_hooks.clear()
-    for edges in (torch.arange(2)[:, None], torch.randint(50, (2, 80)), torch.randint(2, (2, 6000))):
-        out = lazy.train()(torch.randn(50, 4), edges.long())
-        out.sum().backward()
-        with torch.no_grad():
-            lazy.eval()(torch.randn(50, 4), edges.long())
-    assert {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels} == signatures
-    monkeypatch.setattr(warming, "CONVS", (GATConv,))
-    monkeypatch.setattr(warming, "OPTIONS", ({"dropout": 0.5},))
-    assert gat_pyg.warm_up(heads=3, channels=5)[1:3] == (0, 0)
-    with pytest.raises(ValueError, match="heads is 8 and channels is None, expected both"):
-        gat_pyg.warm_up(heads=8)
-    with pytest.raises(ValueError, match=r"Linear has no layer of gat_pyg, .* gat_pyg.accelerate\(model\) swaps"):
-        gat_pyg.warm_up(nn.Linear(1, 1))
 
 
 def test_without_numbas_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

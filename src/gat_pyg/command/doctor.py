@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from ..files import unmet
 from ..kernels.device import FILES, missing_reason
 from ..runs.process import granted
 from ..runs.result import versions
-from .warm import counts
 
 EXTRAS = {  # what each brings
     "baselines": "linear models and forests beside the scores, DeepWalk, ICA, stratified folds",
@@ -96,14 +96,19 @@ def _check(device: str) -> str:
 
 
 def _cache() -> str:
-    """Describe the cache of compiled CPU kernels."""
-    *_, folder = counts()
-    if folder is None:
+    """Describe the cache of compiled CPU kernels, after the check of a layer on the CPU."""
+    if (reason := missing_reason("cpu")) is not None:
+        return f"none: {reason}"
+    from ..kernels.cpu.cache import _LISTENER  # imports Numba
+
+    folders = [path for kernel in _LISTENER.kernels if (path := kernel.stats.cache_path) is not None]
+    if not folders:
         return "none: every process compiles its kernels. Set NUMBA_CACHE_DIR to a folder that can be written"
+    folder = Path(os.path.commonpath(folders))
     files = [*folder.rglob("*.nbc")]
     size = sum(file.stat().st_size for file in files) / 2**20
     state = "writable" if os.access(folder, os.W_OK) else "read only"
-    return f"{folder}: {len(files)} kernels, {size:.1f} MiB, {state} (gat-pyg warm compiles the usual ones)"
+    return f"{folder}: {len(files)} kernels, {size:.1f} MiB, {state}"
 
 
 def _extras() -> dict[str, str]:

@@ -36,12 +36,12 @@ if numba.config.DISABLE_JIT:
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 INTERPRETED: Callable[[Callable[..., Any]], Any] | None = None  # in place of Numba's compiler, as the tests have one
-REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg run `gat-pyg warm`."
+REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg call the layer once."
 REASONS = {  # why compiled kernels on disk are not used -> the remedy
     "cannot be read": "Let the owner of the folder run `chmod -R go+rX` on it.",
-    "are for another processor or other versions": "Run `gat-pyg warm` on this machine; NUMBA_CPU_NAME can name a "
-    "processor whose code runs on several.",
-    "are damaged or compiled from other source code": "Let the owner of the folder run `gat-pyg warm`.",
+    "are for another processor or other versions": "Let the owner of the folder call the layer on this machine; "
+    "NUMBA_CPU_NAME can name a processor whose code runs on several.",
+    "are damaged or compiled from other source code": "Let the owner of the folder call the layer once.",
 }
 VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
 FILES = sorted([*Path(__file__).parents[2].rglob("cpu*.py"), *Path(__file__).parent.glob("*.py")])  # of all kernels
