@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import shutil
 import sys
-import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from importlib import resources
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -23,13 +17,12 @@ from torch_geometric.data.storage import GlobalStorage
 
 from ...tasks.links import LinkLabels
 from ...tasks.node_ids import node_ids
-from ...tasks.objective import MASKS
-from ...tasks.preparation import UNDIRECTED
+from ...tasks.preparation import UNDIRECTED, build_transform
 from ...tasks.task import Task
-from ..arrays.formats import graph_in, load_folder
 from ..arrays.from_pyg import from_dataset
 from ..links import task_of_pairs
-from .raw import data_root, downloading, raw_folder, reading
+from ..splits import OGB_PARTS, masks_of
+from .raw import data_root, downloading
 
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations
 
@@ -50,16 +43,13 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
     Citations are made undirected, as in OGB's own examples; the edges of products are undirected already. A node
     without a label has y = -1.
 
-    The first call needs the extra `ogb`. It reads `<root>/ogbn_arxiv/{raw,split}` (see `data_root`), in the format of
-    the ogb package, or downloads 0.1, 1.4 or 57 GB with its code, without confirmation. The data are then stored in
-    `<root>/ogbn_arxiv/npy`, a folder as in `from_file`, which is memory-mapped: x [N, F] is never copied, and processes
-    on one machine share it.
+    Needs the extra `ogb`, whose class reads `<root>/ogb/ogbn_arxiv` (see `data_root`), or downloads 0.1, 1.4 or 57 GB.
+    Before it downloads more than 1 GB, it asks a question on the terminal.
 
-    Cost: once, some 20 s for arxiv on one core, and more for the larger graphs. papers100M needs 230 GB of free disk
-    space for its features, and 80 GB of memory for its edges.
+    Cost: the features and edges of papers100M are in memory, some 200 GB (estimated). With less, write its arrays into
+    a folder, which `from_file` maps into memory.
 
-    Raises ValueError for an unknown name or a broken file, FileNotFoundError if a download fails, ImportError if ogb is
-    not installed.
+    Raises ValueError for an unknown name, FileNotFoundError if a download fails, ImportError if ogb is not installed.
 
     >>> ogbn("ogbn-mag")
     Traceback (most recent call last):
@@ -67,13 +57,13 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
     """
     if name not in OGBN:
         raise ValueError(f"{name!r} is unknown: expected ogbn-arxiv, ogbn-products or ogbn-papers100M.")
-    folder = data_root(root) / name.replace("-", "_")
-    if not (folder / "npy").is_dir():
-        with redirect_stdout(sys.stderr):  # ogb prints its progress
-            _write_ogbn(name, folder)
-    transforms = (UNDIRECTED,) if OGBN[name] else ()
-    with reading(folder / "npy"):
-        return from_dataset(graph_in(load_folder(folder / "npy"), folder / "npy"), name, transforms=transforms)
+    dataset, parts = _of_ogb(name, "nodeproppred.PygNodePropPredDataset", "ogbn-arxiv", "node labels", root)
+    data, transforms = dataset[0], (UNDIRECTED,) if OGBN[name] else ()
+    data = Data(data.x, data.edge_index, y=data.y.flatten())
+    for transform in transforms:
+        data = build_transform(transform)(data)
+    data.update(masks_of([parts[part] for part in OGB_PARTS], len(data.y)))
+    return from_dataset(data, name, transforms=transforms)
 
 
 def ogbg(name: str, root: str | Path | None = None) -> Task:
@@ -126,7 +116,7 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
 
 
 def _of_ogb(name: str, kind: str, example: str, items: str, root: str | Path | None) -> tuple[Any, Any]:
-    """Return a data set of one of OGB's classes, and the split of its links if it has them."""
+    """Return a data set of one of OGB's classes, and its split."""
     if not name.startswith(example[:5]):
         raise ValueError(f"{name!r} is unknown: expected the name of a data set with {items}, such as {example}.")
     module, _, kind = kind.partition(".")
@@ -134,14 +124,14 @@ def _of_ogb(name: str, kind: str, example: str, items: str, root: str | Path | N
     with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
         dataset = getattr(ogb, kind)(name, root=str(folder))
-        return dataset, dataset.get_edge_split() if items == "links" else None
+        return dataset, dataset.get_edge_split() if items == "links" else dataset.get_idx_split()
 
 
 def _allowed() -> Any:
     """Return a context manager in which torch.load reads the classes of OGB's files with `weights_only=True`."""
-    reconstruct = np.empty(0).__reduce__()[0]
-    functions = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    arrays: list[Any] = [*functions, np.ndarray, np.dtype, np.dtypes.Int64DType]
+    functions: list[Any] = [value.__reduce__()[0] for value in (np.empty(0), np.int64())]
+    names = [(each, f"numpy.{core}.multiarray.{each.__name__}") for each in functions for core in ("core", "_core")]
+    arrays: list[Any] = [*names, np.ndarray, np.dtype, np.dtypes.Int64DType]
     return torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage, *arrays])
 
 
@@ -150,72 +140,3 @@ def _imported(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{name} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'.") from error
-
-
-def _write_ogbn(name: str, folder: Path) -> None:
-    """Convert the raw files, downloaded if necessary, into the folder `npy`, atomically."""
-    url = _imported("ogb.utils.url", name)
-    metadata = _ogb_metadata(name)
-
-    def fetch(fresh: str, missing: Sequence[str]) -> None:
-        url.extract_zip(url.download_url(metadata["url"], fresh), fresh)
-        for part in missing:
-            (Path(fresh) / metadata["download_name"] / part).rename(Path(fresh) / part)
-
-    raw_folder(folder, ["raw", "split", f"RELEASE_v{metadata['version']}.txt"], fetch, name)
-    with tempfile.TemporaryDirectory(prefix=".npy-", dir=folder) as fresh:
-        npy = Path(fresh) / "npy"
-        npy.mkdir()
-        try:
-            with reading(folder / "raw"):
-                _convert_ogbn(name, metadata, folder, npy)
-        except FileNotFoundError as error:
-            raise ValueError(
-                f"{error.filename} is missing. Delete {folder} to have all of it downloaded again."
-            ) from error
-        try:
-            npy.rename(folder / "npy")
-        except OSError:
-            if not (folder / "npy").is_dir():  # unless another process was first
-                raise
-
-
-def _convert_ogbn(name: str, metadata: Mapping[str, str], folder: Path, npy: Path) -> None:
-    from ogb.io.read_graph_raw import read_csv_graph_raw
-
-    raw, split = folder / "raw", folder / "split" / metadata["split"]
-    if metadata["binary"] == "True":
-        with ZipFile(raw / "data.npz") as arrays:  # features that may exceed the memory
-            for key, stored in (("x", "node_feat.npy"), ("edge_index", "edge_index.npy")):
-                with arrays.open(stored) as source, (npy / f"{key}.npy").open("wb") as target:
-                    shutil.copyfileobj(source, target, 2**24)
-        y = np.load(raw / "node-label.npz")["node_label"]
-    else:
-        (graph,) = read_csv_graph_raw(str(raw), add_inverse_edge=metadata["add_inverse_edge"] == "True")
-        np.save(npy / "x.npy", graph["node_feat"], allow_pickle=False)  # fails on None, for a missing file
-        np.save(npy / "edge_index.npy", graph["edge_index"])
-        y = np.loadtxt(raw / "node-label.csv.gz")
-    np.save(npy / "y.npy", y)
-    if OGBN[name]:
-        np.save(npy / "edge_index.npy", _both_ways(np.load(npy / "edge_index.npy", mmap_mode="r"), len(y)))
-    for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
-        mask = np.zeros(len(y), dtype=bool)
-        mask[np.loadtxt(split / f"{part}.csv.gz", dtype=np.int64)] = True
-        np.save(npy / f"{key}.npy", mask)
-
-
-def _both_ways(edge_index: np.ndarray[Any, Any], N: int) -> np.ndarray[Any, Any]:
-    """Return each edge once in each direction, sorted by src: PyG's `to_undirected` in a third of the memory."""
-    src, dst = edge_index
-    key = np.concatenate([src * N + dst, dst * N + src])
-    key.sort()
-    key = key[np.diff(key, prepend=-1) != 0]
-    both = np.empty((2, len(key)), dtype=np.int64)
-    np.divmod(key, N, out=(both[0], both[1]))
-    return both
-
-
-def _ogb_metadata(name: str) -> dict[str, str]:
-    """Return OGB's metadata of a data set: URL, version, storage format."""
-    with resources.files("ogb").joinpath("nodeproppred").joinpath("master.csv").open() as file:
-        return {row[""]: row[name] for row in csv.DictReader(file)}
