@@ -11,7 +11,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from gat_pyg.runs.folder import Job, finished
-from gat_pyg.runs.reproduce import command_of
 from gat_pyg.runs.result import Result, result_in, settings_in
 from gat_pyg.runs.task import settings_of
 from gat_pyg.runs.warm_start import with_earlier_model
@@ -44,7 +43,6 @@ def test_settings_that_cannot_be_read_are_named(reader: str, settings: Settings,
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"config\.yaml cannot be read, expected the settings of a run: ."):
             READERS[reader](tmp_path, settings)
-        assert command_of(tmp_path) is None
     Job(settings, tmp_path).save_settings()
     lines = path.read_bytes().splitlines(keepends=True)
     READERS[reader](tmp_path, settings)

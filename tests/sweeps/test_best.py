@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
+import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-import gat_pyg
-from gat_pyg.runs.folder import Job
-from gat_pyg.runs.reproduce import command_of
-from gat_pyg.runs.result import Result, append
-from gat_pyg.settings.conf import VERSION_BASE, config_folder
-from gat_pyg.settings.overrides import translated
+import gat_pyg.run
+from gat_pyg.runs.folder import Job, command_in
+from gat_pyg.runs.result import Result, append, settings_in
 from gat_pyg.settings.settings import Settings
 
 
@@ -52,25 +49,12 @@ def test_the_best_is_that_of_validation_in_the_direction_of_the_metric(tmp_path:
             gat_pyg.best(*arguments)
 
 
-COMMANDS = (
-    "dataset=cora model=gcn training.lr=0.02",
-    "dataset=file dataset.path=a.npz model=gatv2 model.heads=[4,1] loader=neighbor loader.batch_size=7 metric=macro_f1",
-    "dataset._target_=torch_geometric.datasets.Amazon +dataset.name=Photo scheduler=cosine training.max_epochs=50",
-    "dataset=planted encoding=rwse model.encoder=8 optimizer=adamw 'optimizer.betas=[0.8,0.9]' split.val=9",
-)
-
-
-def test_the_command_of_a_run_gives_its_settings(tmp_path: Path) -> None:
-    def settings_of(words: list[str]) -> Settings:
-        with initialize_config_dir(str(config_folder()), **VERSION_BASE):
-            return Settings.parse(compose("config", translated(words)))
-
-    for number, command in enumerate(COMMANDS):
-        settings = settings_of(shlex.split(command))
-        Job(settings, tmp_path / str(number)).save_settings()
-        again = command_of(tmp_path / str(number), runs=3)
-        assert again is not None, command
-        program, *words = shlex.split(again)
-        assert program == "gat-pyg" and words[-1] == "runs=3"
-        assert settings_of(words).hash == settings.hash and len(words) <= len(command.split()) + 6, again
-    assert command_of(tmp_path / "nowhere") is None
+def test_the_command_of_a_run_is_in_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["dataset=planted", "dataset.graphs=8", "model=gcn", "model.dropout=0.3", "training.max_epochs=1", "runs=2"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *words])
+    gat_pyg.run.main()
+    best = gat_pyg.best("planted")
+    assert best.command == " ".join(["gat-pyg", *words])
+    Job(Settings.parse(OmegaConf.create(settings_in(best.folder))), tmp_path / "alone").save_settings()
+    assert command_in(tmp_path / "alone") is None is command_in(tmp_path / "nowhere")

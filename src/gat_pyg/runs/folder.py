@@ -17,6 +17,7 @@ from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, locked, try_lock, unlock, write_whole
 from ..settings.hashing import flattened
 from ..settings.names import CREATED
+from ..settings.overrides import quoted, typed
 from ..settings.settings import Settings, differences
 from .process import end_with
 from .pruning import Pruner
@@ -26,6 +27,7 @@ RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the pr
 PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them
 AT_ONCE = 100  # jobs that one process holds at the same time: each has an open file, its lock
 LOCK, SWEEP = ".lock", "multirun.yaml"
+COMMENT = "# "  # before the command, in the first line of the settings
 # The direction of a search by Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
 DIRECTIONS = {
     "optim.maximize": (False, "true"),
@@ -34,19 +36,22 @@ DIRECTIONS = {
 
 
 class Invocation(NamedTuple):
-    """Hydra's part of a job: its folder, its mode, its overrides."""
+    """Hydra's part of a job: its folder, its mode, its overrides, the command that trains it."""
 
     folder: Path  # `hydra.run.dir`, which Hydra created
     multirun: bool
     experiment: str | None  # the name of a file in conf/experiment
     overrides: tuple[str, ...]
+    command: str | None = None
 
     @classmethod
     def current(cls) -> Invocation:
         """Read Hydra's own configuration."""
         hydra = HydraConfig.get()
         runtime, multirun = hydra.runtime, hydra.mode == RunMode.MULTIRUN
-        return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), (*hydra.overrides.task,))
+        overrides = (*hydra.overrides.task,)
+        command = " ".join(["gat-pyg", *map(quoted, typed(overrides, runtime.choices["recipe"]))])
+        return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), overrides, command)
 
     def check(self) -> None:
         """Raise ValueError if Hydra's folder is the working directory, or its sweeper would select the worst run."""
@@ -123,10 +128,12 @@ class Job(NamedTuple):
         """True if the job is finished, including the lines in the shared file and the summary."""
         return not self.unfinished and not (self.folder / LOCK).exists()
 
-    def save_settings(self) -> None:
-        """Write the settings into the folder."""
-        config = OmegaConf.create(self.settings.to_dict())
-        write_whole(self.folder / CONFIG, lambda beside: OmegaConf.save(config, beside))
+    def save_settings(self, command: str | None = None) -> None:
+        """Write the settings into the folder, below the command if it trains with these settings alone."""
+        text = OmegaConf.to_yaml(OmegaConf.create(self.settings.to_dict()))
+        if command := command or command_in(self.folder):
+            text = f"{COMMENT}{command}\n{text}"
+        write_whole(self.folder / CONFIG, lambda beside: beside.write_text(text, encoding="utf-8"))
 
     @property
     def started_from(self) -> str | None:
@@ -209,7 +216,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
             job = Job(settings, folder)
             with job.held(lock):
                 if not (folder / CONFIG).is_file():
-                    job.save_settings()
+                    job.save_settings(invocation.command)
                 try:
                     yield job
                 except Exception:
@@ -356,6 +363,15 @@ def remove_checkpoints(folder: Path) -> None:
 def has_progress(folder: Path) -> bool:
     """Return True if there is something to resume: a checkpoint, or a finished seed."""
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
+
+
+def command_in(folder: Path) -> str | None:
+    """Return the command that trained the run in a folder; None if it trained other settings too, as a table does."""
+    for path in (folder / CONFIG, folder.parent / CONFIG):  # of the seed, of the job
+        first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+        if first.startswith(COMMENT):
+            return first.removeprefix(COMMENT)
+    return None
 
 
 def relative_path(path: Path) -> str:

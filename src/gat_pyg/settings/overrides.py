@@ -84,6 +84,19 @@ def translated(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def typed(overrides: Sequence[str], recipe: str) -> list[str]:
+    """Return translated arguments as a user writes them, with the recipe of a search in place of its name.
+
+    >>> typed(["search=node", "++model.norm=batch"], "strong/node")
+    ['recipe=strong/node', 'model.norm=batch']
+    """
+    added = tuple(f"++{group}" for group in ADDED)
+    words = [text.removeprefix("++") if text.startswith(added) else text for text in overrides]
+    words = [f"recipe={recipe}" if text.startswith("search=") else text for text in words]
+    others = [text for text in words if not text.startswith("~recipe")]
+    return words if without_recipes(others) == others else others  # the first: the user removed the recipes
+
+
 def names_of(overrides: Iterable[str]) -> frozenset[str]:
     """Return the names of the settings in overrides.
 

@@ -13,13 +13,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
 from ..runs.defaults_by_data import suited
-from ..runs.folder import relative_path
+from ..runs.folder import command_in, relative_path
 from ..runs.groups import Line, Runs, gathered, lines_of, ranked
-from ..runs.reproduce import command_of
 from ..runs.result import Result, read
 from ..runs.significance import Significance, t_test
 from ..runs.warm_start import with_earlier_model
-from ..settings.overrides import ADDED, names_of, quoted, without_recipes
+from ..settings.overrides import names_of, quoted, typed
 from ..settings.rules import similar
 from ..settings.settings import Settings
 from ..tasks.metrics import metric_named
@@ -39,7 +38,7 @@ class Best(NamedTuple):
     difference: Significance  # of the two validation scores
     num_settings: int
     left_out: int  # lines with another metric, split or content of the data
-    command: str | None  # that trains with these settings; None if they are not on disk any more
+    command: str | None  # that trained them; None if it was not by the command, or their folder is not on disk any more
     folder: Path
 
     def __str__(self) -> str:
@@ -100,9 +99,8 @@ def best(dataset: str, results: str | Path = "outputs/results.jsonl", metric: st
     second = others[0] if others else None
     difference = Significance(math.nan, "") if second is None else t_test(first.vals, second.vals)
     folders = [Path(line.result.run_dir) for line in first.lines]
-    command = command_of(folders[0], len({line.result.seed for line in first.lines}))
     folder = Path(os.path.commonpath([path.absolute() for path in folders]))
-    return Best(first, second, difference, len(groups), len(its) - len(same), command, folder)
+    return Best(first, second, difference, len(groups), len(its) - len(same), command_in(folders[0]), folder)
 
 
 def _score(runs: Runs, key: Literal["value", "val"]) -> str:
@@ -135,19 +133,10 @@ class Setting(NamedTuple):
         if settings.is_table:
             return None
         settings = with_earlier_model(suited(settings, hydra.overrides.task), names_of(hydra.overrides.task))
-        overrides = [_as_typed(text) for text in hydra.overrides.task if not text.startswith("~recipe")]
-        if without_recipes(overrides) == overrides:  # the user removed the recipes
-            overrides = [_as_typed(text) for text in hydra.overrides.task]
-        choices = hydra.runtime.choices
-        overrides = [f"recipe={choices.recipe}" if text.startswith("search=") else text for text in overrides]
+        choices, overrides = hydra.runtime.choices, typed(hydra.overrides.task, hydra.runtime.choices.recipe)
         return cls(
             overrides, choices.model, choices.dataset, settings.hash, settings.data_hash, str(Path(settings.results))
         )
-
-
-def _as_typed(override: str) -> str:
-    """Return an override as a user writes it: the command adds the ++ of a model's settings itself."""
-    return override.removeprefix("++") if override.startswith(tuple(f"++{group}" for group in ADDED)) else override
 
 
 class BestSettings(Callback):
