@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import data as data
-    from . import graphgym as graphgym
     from . import report as report
     from . import seeds as seeds
     from .attention import Additive as Additive
@@ -66,7 +65,6 @@ PUBLIC = {
     "explain": "trained.explain",
     "export": "trained.export",
     "from_dgl": "conv",
-    "graphgym": "graphgym",
     "load": "trained.load",
     "predict": "trained.predict",
     "report": "report",

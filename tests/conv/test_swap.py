@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.graphgym.models.layer import GeneralLayer, LayerConfig
-from torch_geometric.graphgym.register import layer_dict
 
-from gat_pyg import GATConv, GATv2Conv, TransformerConv, accelerate, from_dgl, graphgym, restore
+from gat_pyg import GATConv, GATv2Conv, TransformerConv, accelerate, from_dgl, restore
 from tests.conv.test_draws import LAYERS, normal
 from tests.graphs import RANDOM
 from tests.laws import assert_close
@@ -196,24 +195,6 @@ def test_what_is_left_alone_has_a_reason() -> None:
     assert repr(accelerate(own)) == "0 swapped: there is no layer to swap"
     with pytest.raises(TypeError, match=r"model is of type list, expected a torch\.nn\.Module\."):
         accelerate([dropping])  # type: ignore[arg-type]
-
-
-# GraphGym -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", graphgym.LAYERS)
-def test_graphgym_gets_heads_and_edge_features(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphgym, "cfg", SimpleNamespace(gnn=SimpleNamespace(att_heads=2)))  # yacs may be missing
-    conv = graphgym.LAYERS[name]
-    for edges in ("", "edge"):
-        torch.manual_seed(0)
-        layer = layer_dict[f"gat_pyg.{name}{edges}conv"](LayerConfig(dim_in=8, dim_out=6, edge_dim=3))
-        torch.manual_seed(0)
-        theirs = getattr(pyg, conv.__name__)(8, 3, heads=2, edge_dim=3 if edges else None)
-        expected = theirs(X, INDEX, EDGE_ATTR if edges else None)
-        assert_close(layer(Data(x=X, edge_index=INDEX, edge_attr=EDGE_ATTR)).x, expected, f"{name}{edges}")
-    with pytest.raises(ValueError, match=r"gnn.att_heads is 2, and a layer has 5 channels, expected a multiple"):
-        layer_dict[f"gat_pyg.{name}conv"](LayerConfig(dim_in=8, dim_out=5))
 
 
 # DGL ----------------------------------------------------------------------------------------------------------------
