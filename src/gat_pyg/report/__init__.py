@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .figures.curves import curves_figure as curves_figure
     from .figures.explained import explanation_figure as explanation_figure
     from .figures.graphs import graph_figure as graph_figure
     from .figures.nodes import attention_figure as attention_figure
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
 _LAZY = {
     "attention_figure": "figures.nodes",
-    "curves_figure": "figures.curves",
     "explanation_figure": "figures.explained",
     "graph_figure": "figures.graphs",
     "neighbourhood_figure": "figures.nodes",

@@ -12,7 +12,6 @@ from ..paper.tables.data import data_counts
 from ..paper.tables.scores import fits_paper, paper_tables
 from ..paper.tables.strong import strong_table
 from ..runs.groups import Line, gathered, lines_of
-from .figures.curves import scores_figure
 from .tables.cells import NAMES, Table
 from .tables.comparison import comparison_table
 from .tables.formats import csv_table, latex, latex_table, markdown
@@ -40,7 +39,6 @@ def write_report(
     format: Sequence[str] = ("md", "tex"),
     preset: Literal["paper", "general", "strong"] | None = None,
     against: str | None = None,
-    curves: bool = False,
 ) -> Report:
     """Write tables of lines of results: the paper's beside its published numbers, or methods by data sets.
 
@@ -55,7 +53,6 @@ def write_report(
             paper's if they have a row for one of the lines, and the general one of the others; for several settings of
             one method the general one.
         against: compare the other rows of the general table with this one, by t-tests.
-        curves: draw the learning curves of the runs whose folders exist, curves.svg.
 
     Returns:
         The number of lines, the tables, and the files written.
@@ -63,7 +60,7 @@ def write_report(
     Raises:
         OSError, ValueError: if a file of results cannot be read, the report cannot be written, or an argument does not
             fit the lines.
-        ImportError: if a package for figures or t-tests is missing.
+        ImportError: if a package for t-tests is missing.
     """
     out, unknown = Path(out), {*format} - {*DOCUMENTS, *FILES}
     if unknown:
@@ -79,11 +76,7 @@ def write_report(
         root = None if data_root is None else Path(data_root)
         counts = {name: data_counts(name, root) for name in NAMES} if data else None
         content = paper_tables(lines, counts, others=preset is None)
-    drawn = []
-    if curves:
-        drawn.append(out / "curves.svg")
-        scores_figure(rows_of(gathered(lines)), drawn[0])
-    return Report(len(lines), content, write_tables(content, out, format) + drawn)
+    return Report(len(lines), content, write_tables(content, out, format))
 
 
 def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:

@@ -1,1 +1,1 @@
-"""Figures of attention, explanations and learning curves."""
+"""Figures of attention and explanations."""
