@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gat_pyg.report.uncertainty import number_cell
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, Planetoid
@@ -137,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = zip(*(one["errors"] or (math.nan, math.nan) for one in splits), strict=True)
         values = {key: [one[key] for one in splits] for key in ("score", "coverage", "size")}
         values |= {"calibration error": before, "with temperature": after}
-        texts = ", ".join(f"{key} {number_cell(its, 2).text}" for key, its in values.items())
+        texts = ", ".join(f"{key} {statistics.fmean(its):.2f}" for key, its in values.items())
         print(f"{name}, {len(splits)} splits: {texts}")
     return 0
 

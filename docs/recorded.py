@@ -27,7 +27,6 @@ from gat_pyg.report.tables.cells import Table
 from gat_pyg.report.tables.comparison import comparison_table
 from gat_pyg.report.tables.formats import markdown_table
 from gat_pyg.report.tables.general import Rows, general_table, rows_of
-from gat_pyg.report.tables.uncertainty import number_cell
 from gat_pyg.runs.groups import Key, gathered, lines_of
 from gat_pyg.sweeps.grid import cells_of
 
@@ -177,6 +176,14 @@ def against_whole(rows: Rows) -> Table:
 # Uncertainty --------------------------------------------------------------------------------------------------------
 
 
+def mean_and_std(values: Sequence[float], digits: int) -> str:
+    """Return the mean ± standard deviation of several values, a single value alone, and a dash for NaN."""
+    if any(map(math.isnan, values)):
+        return "—"
+    std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{std}"
+
+
 def write_uncertainty() -> None:
     """Write the table of calibration errors, coverage and size, over the splits of each data set."""
     rows = []
@@ -189,7 +196,7 @@ def write_uncertainty() -> None:
             ([one["coverage"] for one in splits], 1),
             ([one["size"] for one in splits], 2),
         )
-        rows.append((name, str(len(splits)), *(number_cell(*each).text for each in values)))
+        rows.append((name, str(len(splits)), *(mean_and_std(*each) for each in values)))
     heads = ("data set, split", "splits", "test score", "calibration error (%)", "after", "coverage (%)", "size")
     table("uncertainty", heads, rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import from_dataset
-from gat_pyg.report.tables.general import rows_of
-from gat_pyg.report.tables.uncertainty import uncertainty_tables
-from gat_pyg.runs.groups import gathered
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.targets import GraphTargets
 from gat_pyg.trained.uncertainty import Calibration, Rows, calibrated, caveat
-from tests.report.samples import at, seeds
 
 LEVELS = (0.01, 0.5, 0.9, 0.99)
 
@@ -171,32 +166,6 @@ def test_the_text_says_where_validation_and_test_are_not_drawn_alike() -> None:
     assert "has other scaffolds" in caveat(random, settings_of(scaffold=True))
     series = replace(random, split_arguments=("val", "test"))
     assert "is later than the validation" in caveat(series, settings_of())
-
-
-def test_the_report_has_the_mean_over_the_splits(tmp_path: Path) -> None:
-    lines = []
-    for split, value in enumerate((80.0, 90.0)):
-        folder = tmp_path / f"split-{split}"
-        folder.mkdir()
-        row = Rows(torch.tensor([[0.6, 0.4]]).double().repeat(20, 1), torch.arange(20) % 2)
-        one = replace(calibrated(NodeLabels(2), row, row, "they differ"), coverage=[[value]] * 99, errors=(value, 1.0))
-        one.save(folder)
-        lines += [
-            replace(result, run_dir=str(folder / f"seed-{result.seed}"))
-            for result in seeds("GAT", "digits", [80.0, 81.0], split=split)
-        ]
-    (table,) = uncertainty_tables(rows_of(gathered(at(lines))))
-    assert [cell.text for cell in table.rows[0]] == [
-        "GAT",
-        "digits",
-        "85.0 ± 7.1",
-        "1.0 ± 0.0",
-        "85.0 ± 7.1",
-        "2.00 ± 0.00",
-    ]
-    assert table.notes[1:] == ("GAT on digits: they differ.",)
-    assert uncertainty_tables(rows_of(gathered(at(seeds("GAT", "digits", [80.0, 81.0]))))) == []
-    assert json.loads((folder / "calibration.json").read_text())["caveat"] == "they differ"
 
 
 def test_without_an_error_on_the_validation_nothing_is_sharpened() -> None:

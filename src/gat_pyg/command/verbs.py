@@ -64,7 +64,7 @@ TEXTS: dict[str, Callable[..., str]] = {
     "doctor": _state,
     "write_report": _report,
 }
-PRINTED = ("table2", "table3", "general", "against", "uncertainty", "strong")  # tables that `report` prints
+PRINTED = ("table2", "table3", "general", "against", "strong")  # tables that `report` prints
 
 # Their sources ------------------------------------------------------------------------------------------------------
 

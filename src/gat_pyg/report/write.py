@@ -17,7 +17,6 @@ from .tables.comparison import comparison_table
 from .tables.formats import csv_table, latex, latex_table, markdown
 from .tables.general import general_table, rows_of
 from .tables.sources import source_tables
-from .tables.uncertainty import uncertainty_tables
 
 DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex}
 FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
@@ -84,7 +83,7 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     runs = gathered(lines)
     rows = rows_of(runs)
     compared = [] if against is None else [comparison_table(rows, against)]
-    return [general_table(rows), *compared, *uncertainty_tables(rows), *source_tables(runs, lines)]
+    return [general_table(rows), *compared, *source_tables(runs, lines)]
 
 
 def write_tables(results: Sequence[Table], folder: Path, formats: Iterable[str]) -> list[Path]:

@@ -19,7 +19,6 @@ from ...report.tables.cells import (
 )
 from ...report.tables.general import general_table, rows_of
 from ...report.tables.sources import source_tables
-from ...report.tables.uncertainty import uncertainty_tables
 from ...runs.groups import Gathered, Key, Line, Runs, gathered, ranked
 from ...runs.significance import t_test_of
 from ...tasks.metrics import ACCURACY, MICRO_F1, metric_named
@@ -88,7 +87,6 @@ def paper_tables(
         significance_table(runs),
         ablation_table(runs),
         *([general_table(rows_of(general))] if general else []),
-        *uncertainty_tables(rows_of(runs)),
         *source_tables(runs, lines, lambda key, one: key in general or _stands(one, key, runs)),
     ]
 
