@@ -1,4 +1,4 @@
-"""The state of an installation: versions, devices, kernels, caches, extras, data, and a check of a layer."""
+"""The state of an installation: versions, devices, kernels, caches, data, and a check of a layer."""
 
 from __future__ import annotations
 
@@ -14,24 +14,10 @@ from torch import Tensor
 
 from ..conv.gat import GATConv
 from ..data.named.raw import data_root
-from ..files import unmet
 from ..kernels.device import FILES, missing_reason
 from ..runs.process import granted
 from ..runs.result import versions
 
-EXTRAS = {  # what each brings
-    "baselines": "linear models and forests beside the scores, DeepWalk, ICA, stratified folds",
-    "export": "ONNX files of trained runs",
-    "formats": "GraphML, GML, JSON and .mat files",
-    "metis": "parts of a graph with few edges between them",
-    "molecules": "SMILES",
-    "ogb": "the data sets ogbn-*, ogbg-* and ogbl-*",
-    "ray": "processes started by Ray",
-    "report": "figures, also of molecules",
-    "search": "a search by Optuna",
-    "sparse": "torch_scatter and torch_sparse, which are never needed",
-    "tables": "CSV, TSV and Parquet files",
-}
 LIMIT = 1e-4  # of the largest difference between backends, in float32
 
 
@@ -39,9 +25,8 @@ def doctor() -> dict[str, str]:
     """Return the state of this installation, a few words for each subject: what `gat-pyg doctor` prints.
 
     The subjects are the versions, the devices, the kernels of each and a check of a layer on it, the cache of compiled
-    kernels, the folder of data, and each extra with a missing package: what it would bring, and its install line. The
-    check compares output and gradients of a layer with the reference; it takes two seconds, and more if kernels have to
-    be compiled.
+    kernels, and the folder of data. The check compares output and gradients of a layer with the reference; it takes two
+    seconds, and more if kernels have to be compiled.
 
     Example:
         >>> doctor()["check on cpu"]
@@ -71,7 +56,7 @@ def doctor() -> dict[str, str]:
     lines["data"] = (
         f"{root}: {', '.join(names) or 'empty' if root.is_dir() else 'not there yet'} (GAT_PYG_DATA names another)"
     )
-    return lines | _extras()
+    return lines
 
 
 def _check(device: str) -> str:
@@ -109,12 +94,3 @@ def _cache() -> str:
     size = sum(file.stat().st_size for file in files) / 2**20
     state = "writable" if os.access(folder, os.W_OK) else "read only"
     return f"{folder}: {len(files)} kernels, {size:.1f} MiB, {state}"
-
-
-def _extras() -> dict[str, str]:
-    """Describe each extra with a package that is missing or too old."""
-    return {
-        f"extra {name}": f"{text}; needs {'; '.join(problems)}: python -m pip install 'gat_pyg[{name}]'"
-        for name, text in sorted(EXTRAS.items())
-        if (problems := unmet(name).values())
-    }
