@@ -83,6 +83,7 @@ WIDE_IDS = {"ptr", "chunk_row", "chunk_start", "seed", "rows", "first"}
 class Compiled(NamedTuple):
     """A kernel as compiled for one architecture."""
 
+    ttir: str
     ptx: str
     sass: str
     registers: int
@@ -141,7 +142,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         registers, local = int(re.findall(r"\bREG:(\d+)", sass)[0]), len(re.findall(r"\b(?:STL|LDL)\b", sass))
         use = (registers, local, compiled.metadata.shared)
         request.node.user_properties.append(("compiled", [sm, compiled.hash, *use]))
-        return Compiled(compiled.asm["ptx"], sass, *use)
+        return Compiled(compiled.asm["ttir"], compiled.asm["ptx"], sass, *use)
 
     return compile_kernel
 
@@ -323,10 +324,12 @@ PARAMETERS = "att lin edge_attr weights signs perm grad_lin grad_attr"
 def test_no_spills_in_the_gradient_of_parameters(
     sm: int, each: int, channels: int, size: int, compile_kernel: Compile
 ) -> None:
-    """Of float32, the widest, for any number of features of an edge."""
+    """Of float32, the widest, for any number of features of an edge; the loop over edges counts in int64."""
     constants = {"models": None, "EACH": each, "C": channels, "D": size, "BLOCK_E": 32, "BLOCK_W": 64}
     constants |= {"BLOCK_D": pair_edges.BLOCK_D, "num_warps": pair_edges.WARPS}
-    assert_fits(compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants), sm)
+    code = compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants)
+    assert_fits(code, sm)
+    assert re.search(r"scf\.for .*: i64 {", code.ttir)
 
 
 @compiles
