@@ -143,13 +143,12 @@ def add_outer(blocks: Any, block: int, row: Row, x: Any, sums: Any, grad: Any, s
     """Add x_i times its sums of features of edges, and dO_i times its own, to a block of grad W_e, `[H, C, D]`."""
     stride = _stride(width, wide)
     for h in range(row.width):
-        for c in range(row.channels):
-            at = (row.own + h) * row.channels + c
-            to = ((np.int64(block) * row.heads + row.head + h) * row.channels + c) * stride
-            for d in range(0, width, 1 << len(wide)):
-                total = load(blocks, to + d, wide, None) + x[at] * load(sums, h * stride + d, wide, None)
-                total = total + grad[at] * load(shares, h * stride + d, wide, None)
-                store(blocks, to + d, total, None)
+        for d in range(0, width, 1 << len(wide)):
+            of_x, of_grad = load(sums, h * stride + d, wide, None), load(shares, h * stride + d, wide, None)
+            for c in range(row.channels):
+                at = (row.own + h) * row.channels + c
+                to = ((np.int64(block) * row.heads + row.head + h) * row.channels + c) * stride + d
+                store(blocks, to, load(blocks, to, wide, None) + x[at] * of_x + grad[at] * of_grad, None)
 
 
 @inline
