@@ -249,7 +249,7 @@ def measure(kind: str, data: Path, folder: Path, draw: int, seeds: int, others: 
     folder.mkdir(parents=True, exist_ok=True)
     settings = KINDS[kind](folder, data.absolute(), draw)
     settings += [f"split.seed={draw}"] if kind not in ("fraud", "traffic") and draw else []  # which are split in time
-    several = [f"runs={seeds}", "vectorize=off"] if seeds > 1 else []
+    several = [f"runs={seeds}", *["vectorize=off"] * (seeds > 1)]
     command = [sys.executable, "-m", "gat_pyg.run", *settings, *several, *others]
     start = time.perf_counter()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gat_pyg.__file__).parents[1])}
