@@ -30,7 +30,7 @@ from ..models.explainers import (
     value,
 )
 from ..tasks.encodings import OF_NODES, STATISTICS, GraphColumns
-from ..tasks.preparation import Preparation, build_transform
+from ..tasks.preparation import build_transform
 from .item import Goal, Item, goal_of, item_of
 from .load import encoders_of
 from .predict import writer
@@ -270,39 +270,26 @@ class _Feature(NamedTuple):
 
 def _named(run: Trained) -> Iterator[_Feature]:
     """Yield the features of a node by the user's names, statistics of the neighbours' ones, and the known labels."""
-    preparation, K = run.preparation, run.objective.out_channels
-    begin, end = preparation.in_channels, preparation.in_channels + preparation.num_labels
-    if preparation.num_nodes is None:
-        own = [*_own(preparation)]
-        yield from own
-        yield from _of_encoding(preparation, own)
-    if begin < end:
-        yield _Feature("known label", slice(begin, end - K))
-        yield _Feature("neighbours' labels", slice(end - K, end))
-
-
-def _own(preparation: Preparation) -> Iterator[_Feature]:
-    source, begin = preparation.source or {}, 0
-    for name, encoding in source.get("columns", {}).get("node", {}).items():
-        yield _Feature(name, slice(begin, begin + width(encoding)), encoding)
-        begin += width(encoding)
-    for column in range(begin, preparation.num_features):
-        yield _Feature(column_name(source, "x", column).removesuffix(" of x"), slice(column, column + 1))
-
-
-def _of_encoding(preparation: Preparation, own: Sequence[_Feature]) -> Iterator[_Feature]:
-    P, begin, encoding = preparation.num_encodings, preparation.num_features, preparation.encoding
-    is_of_columns = encoding is not None and isinstance(build_transform(encoding).transform, GraphColumns)
-    if is_of_columns and len(STATISTICS) * begin + len(OF_NODES) <= P:
-        for number, reduce in enumerate(STATISTICS, 1):
-            for name, columns, _ in own:
-                places = slice(number * begin + columns.start, number * begin + columns.stop)
-                yield _Feature(f"{reduce} of the neighbours' {name}", places)
-        begin *= len(STATISTICS) + 1
-    names = OF_NODES if is_of_columns else ()
-    for column in range(begin, preparation.in_channels):
-        name = names[column - begin] if column - begin < len(names) else f"{column - preparation.num_features}"
-        yield _Feature(f"encoding {name}", slice(column, column + 1))
+    preparation, source, K, begin = run.preparation, run.source, run.objective.out_channels, 0
+    F, P, has_ids = preparation.num_features, preparation.num_encodings, preparation.num_nodes is not None
+    tables = source.get("columns", {}).get("node", {})
+    named = [(name, width(encoding), encoding) for name, encoding in tables.items()]
+    rest = range(sum(count for _, count, _ in named), F)
+    named += [(column_name(source, "x", column).removesuffix(" of x"), 1, None) for column in rest]
+    transform = build_transform(preparation.encoding).transform if preparation.encoding is not None else None
+    names = [f"encoding {column}" for column in range(P)]
+    if isinstance(transform, GraphColumns):
+        is_wide = not has_ids and transform.most >= F
+        own = [(name, count) for name, count, _ in named] * is_wide
+        named += [(f"{reduce} of the neighbours' {name}", count, None) for reduce in STATISTICS for name, count in own]
+        names = [f"encoding {name}" for name in OF_NODES] + names[3 * F * is_wide + len(OF_NODES) :]
+    named += [(name, 1, None) for name in names]
+    if preparation.num_labels:
+        named += [("known label", preparation.num_labels - K, None), ("neighbours' labels", K, None)]
+    for name, count, encoding in named:
+        if begin or not has_ids:
+            yield _Feature(name, slice(begin, begin + count), encoding)
+        begin += count
 
 
 def _features(
