@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gat_pyg.graph.memory import _FIRST
 from gat_pyg.kernels.cpu import cache
 
 
@@ -130,6 +131,14 @@ def pointer(array: Memory | None, offset: int) -> Memory | None:
     if array is None:
         return None
     return Memory(array.values, array.name, array.start + offset, array.low, array.high)
+
+
+@_operation
+def elements_at(memory: Memory, address: int | None, count: int) -> Memory | None:
+    if address is None:
+        return None
+    start = (address - _FIRST) // memory.dtype.itemsize if count else 0
+    return Memory(memory.values[start : start + count], f"{memory.name} at an address")
 
 
 @_operation

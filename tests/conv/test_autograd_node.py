@@ -34,10 +34,14 @@ N, N_DST, E = 9, 7, 30
 
 def derivatives(layer: torch.nn.Module, x: Any, edge_index: Tensor, edge_attr: Tensor | None) -> list[Tensor]:
     """The output, its gradients along a direction, and those of the sum of their squares."""
-    inputs = [t for t in (*(x if isinstance(x, tuple) else (x,)), edge_attr) if t is not None]
+    inputs = [t for t in (*(x if isinstance(x, tuple) else (x,)), edge_attr) if t is not None and t.requires_grad]
     inputs += layer.parameters()
     out = layer(x, edge_index, edge_attr)
-    assert (type(out.grad_fn).__name__ == "LayerNodeBackward") == type(layer).__module__.startswith("gat_pyg")
+    if type(layer).__module__.startswith("gat_pyg"):
+        # features of edges that need a gradient: the kernels one by one, otherwise one call of those for few edges
+        one_by_one = edge_attr is not None and edge_attr.requires_grad and type(layer) is not gat_pyg.GATConv
+        assert type(out.grad_fn).__name__ == "LayerNodeBackward"
+        assert (out.grad_fn.plan.few is None) == one_by_one  # type: ignore[union-attr]
     total = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
     plain = torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True)
     first = torch.autograd.grad(total, inputs, create_graph=True, materialize_grads=True)
@@ -60,7 +64,7 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(name: str, form: dict[s
     x: Any = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
     if bipartite:
         x = x, torch.randn(N_DST, 4, dtype=torch.double, requires_grad=True)
-    edge_attr = torch.randn(E, 3, dtype=torch.double, requires_grad=True) if "edge_dim" in form else None
+    edge_attr = torch.randn(E, 3, dtype=torch.double, requires_grad=bipartite) if "edge_dim" in form else None
     for here, there in zip(*(derivatives(each, x, edge_index, edge_attr) for each in (layer, pygs)), strict=True):
         assert_close(here, there)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
-from gat_pyg.conv import gat
+from gat_pyg.conv import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
 from gat_pyg.features.pattern import Pattern
@@ -100,13 +101,19 @@ def sparse_results(dtype: torch.dtype) -> list[Tensor]:
 LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])
 
 
-@torch.no_grad()
-def head_scores(heads: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
-    """a . z of each head of a few nodes, and the gradients."""
-    rng = torch.Generator().manual_seed(0)
-    z, grad = (torch.randn(5, heads, channels, dtype=dtype, generator=rng) for _ in range(2))
-    a, of = (torch.randn(*size, dtype=dtype, generator=rng) for size in ((1, heads, channels), (5, heads)))
-    return [gat._dots(z, a), gat._dots_back(z, a, of, grad), grad]
+def layers(dtype: torch.dtype, backend: Any) -> list[Tensor]:
+    """Each layer, whose node has kernels for few edges, with narrow heads and with wide ones."""
+    every, index = [], EDGES.index.long()
+    for kind, channels in itertools.product((GATConv, GATv2Conv, TransformerConv), (5, 19)):
+        torch.manual_seed(0)
+        layer = kind(6, channels, heads=3, edge_dim=3, dropout=0.3, concat=channels == 5, backend=backend).to(dtype)
+        x, edge_attr, weight = draw(5, 6, dtype=dtype), draw(8, 3, dtype=dtype).detach(), draw(8, 3, dtype=dtype)
+
+        def run(x: Tensor, weight: Tensor, *_: Any, layer: Any = layer, edge_attr: Tensor = edge_attr) -> Tensor:
+            return layer(x, index, edge_attr, edge_weight=weight)
+
+        every += results(run, x, weight, *(p for p in layer.parameters()))
+    return every
 
 
 def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -116,10 +123,8 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
         if backend != "fused":
             patch.setattr(mask, "missing_reason", lambda _: "not now")
             patch.setattr(products, "_weighted_rows", lambda *_: None)
-            patch.setattr(gat, "_few_kernels", lambda _: None)
         every = sparse_results(dtype)
-        wide = torch.promote_types(dtype, torch.float32)  # in which a layer's node is
-        every += [result for width in (channels, 19) for result in head_scores(heads, width, wide)]
+        every += layers(torch.promote_types(dtype, torch.float32), backend)  # in which a layer's node is
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)

@@ -40,6 +40,11 @@ def side_by_side(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
     return product(x, torch.cat([first.weight, second.weight]), bias).chunk(2, 1)  # type: ignore[return-value]
 
 
+def mapped(inputs: dict[str, Any], name: str, x: str) -> Tensor:
+    """Return a linear map of an input; both are names."""
+    return product(inputs[x], inputs[f"{name}.weight"], inputs[f"{name}.bias"])
+
+
 class Plan(NamedTuple):
     """A call of a layer without its tensors."""
 
@@ -47,13 +52,14 @@ class Plan(NamedTuple):
     edges: Edges
     dropout: float
     names: tuple[str, ...]  # names of the tensors, in order: x, x_dst, edge_attr, then the parameters
+    few: Any = None  # a `Few`, where one call of a kernel computes all between the products of matrices
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
         layer: Any = object.__new__(_equations(self.layer.__class__))
         attributes = vars(layer)
         attributes.update(vars(self.layer))
-        attributes.update(zip(self.names, tensors, strict=True), _bound=True)
+        attributes.update(zip(self.names, tensors, strict=True))
         for name, at in _maps(self.names):
             attributes[name] = Affine(*tensors[at : at + 2])
         return layer
@@ -66,7 +72,7 @@ def _maps(names: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 @functools.lru_cache
-def _equations(kind: type) -> type:
+def _equations(kind: type) -> Any:
     """Return the class of this package that a layer's class is or derives from: without what hides its attributes."""
     return next(each for each in kind.__mro__ if "_PARAMETERS" in vars(each))
 
@@ -138,11 +144,20 @@ class LayerNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
-        layer, (_, edges, dropout, _), needs = plan.bound(tensors), plan, ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[2:]
+        if plan.few is not None and (kind := _equations(plan.layer.__class__))._forward_few is not None:
+            inputs = dict(zip(plan.names, tensors, strict=True))
+            out, kept = kind._forward_few(plan.layer, plan.few, inputs, edge_weight)
+            if any(needs):
+                ctx.plan = plan
+                ctx.save_for_backward(plan.few.seed, edge_weight, *tensors, *kept)
+            return out
+        layer, (_, edges, dropout, *_) = plan.bound(tensors), plan
         x, score, res = _describe(layer, edges.num_dst)
         kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
-        out, *saved = kernels.forward(Operation(x, score, edges, edge_weight, seed, dropout), x.dtype, keeps)
+        call = Operation(x, score, edges, edge_weight, seed, dropout)
+        out, *saved = kernels.forward(call, x.dtype, keeps) if plan.few is None else kernels.forward_few(call)
         if any(needs):
             if keeps:
                 saved.insert(0, out)
@@ -155,7 +170,7 @@ class LayerNode(torch.autograd.Function):
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        _, edges, dropout, names = ctx.plan
+        _, edges, dropout, names, few = ctx.plan
         seed, edge_weight, *rest = ctx.saved_tensors
         tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
@@ -171,7 +186,11 @@ class LayerNode(torch.autograd.Function):
             results = torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
             each = iter(results)
             return None, None, *(next(each) if needed else None for needed in needs)
-        layer, grads = ctx.plan.bound(tensors), Grads(names, tensors, needs[1:])
+        grads = Grads(names, tensors, needs[1:])
+        if few is not None and (kind := _equations(ctx.plan.layer.__class__))._forward_few is not None:
+            of_weight = kind._backward_few(ctx.plan.layer, few, grad, rest, grads)
+            return None, None, of_weight, *map(grads.get, names)
+        layer = ctx.plan.bound(tensors)
         x, *rest = rest
         count = len(ctx.kind.shapes)
         score, saved = ctx.kind.of(rest[:count], ctx.values), rest[count:]
@@ -181,6 +200,7 @@ class LayerNode(torch.autograd.Function):
         for name, operand in zip(score.shapes, score.operands, strict=True):
             wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
-        of = ctx.kernels.backward(call, of_out, out, saved, wanted)
+        backward = ctx.kernels.backward if few is None else ctx.kernels.backward_few
+        of = backward(call, of_out, out, saved, wanted)
         layer._before_back(x, score, of, grads)
         return None, None, of.get("edge_weight"), *map(grads.get, names)

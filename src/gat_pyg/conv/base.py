@@ -25,7 +25,7 @@ from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside, is_traced
-from ..kernels.device import unsupported_reason
+from ..kernels.device import load_kernels, unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
 from .autograd_node import Grads, LayerNode, Plan
@@ -46,7 +46,8 @@ class AttentionConv(MessageConv):
     """
 
     _PARAMETERS: tuple[str, ...] = ()  # names of parameters and linear maps, in the order of their initialisation
-    _bound = False  # True while parameters are replaced by the inputs of an autograd node
+    _KERNELS = "attention.pair"
+    _forward_few: Any = None  # one call of the kernels around its products, see `GATConv._forward_few`
     _scores_both_ends = True  # x needs a dst, and edge_attr a projection
 
     def __init__(self, **kwargs: Any) -> None:
@@ -118,7 +119,8 @@ class AttentionConv(MessageConv):
             edges, tensors["edge_attr"], edge_weight = rows
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
-            return LayerNode.apply(Plan(self, edges, dropout, tuple(tensors)), seed, edge_weight, *tensors.values())
+            plan = Plan(self, edges, dropout, tuple(tensors), self._few(edges, tensors, edge_weight, seed, dropout))
+            return LayerNode.apply(plan, seed, edge_weight, *tensors.values())
 
         ends, res = self._project(x, size)
         if by_messages or (traced and not self._compiles(x, ends, edge_index, edge_attr)):
@@ -186,6 +188,18 @@ class AttentionConv(MessageConv):
             ):
                 return None
         return tensors
+
+    def _few(self, edges: Edges, tensors: Any, edge_weight: OptTensor, seed: OptTensor, dropout: float | Tensor) -> Any:
+        """Return the call of the kernels for few edges; None if there are many, or on another device than a CPU."""
+        x, edge_attr = tensors["x"], tensors["edge_attr"]
+        if not x.is_cpu or edges.num_edges * self.heads * self.out_channels >= FEW:
+            return None
+        if edge_weight is not None and (edge_weight.dtype != x.dtype or type(edge_weight) is not Tensor):
+            return None
+        if self._KERNELS == "attention.pair" and edge_attr is not None and edge_attr.requires_grad:
+            return None  # the gradients of features of edges
+        kernels = load_kernels(self._KERNELS, "cpu")
+        return kernels.Few(edges, kernels.shape_of(x.dtype, self.heads, self.out_channels), seed, dropout, self.concat)
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return True if a traced call gets the whole operation, rather than PyG's message passing.
@@ -311,6 +325,7 @@ class AttentionConv(MessageConv):
 
 
 _KINDS = (Tensor, Parameter)
+FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:

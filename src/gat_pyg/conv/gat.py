@@ -20,13 +20,11 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from ..kernels.device import has_gpu_kernels, load_kernels
-from .autograd_node import Grads
+from ..kernels.device import load_kernels
+from .autograd_node import Grads, mapped
 from .base import AttentionConv
-from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, per_head, unrounded
+from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, unrounded
 from .messages import Ends
-
-_FEW = 1 << 16  # up to so many elements of W h, several passes over it are faster than folding a into W
 
 
 class GATConv(AttentionConv):
@@ -84,6 +82,7 @@ class GATConv(AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
+    _KERNELS = "attention.additive"
     _PARAMETERS = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
     _scores_both_ends = False
     accepts_size = True  # `size` may declare fewer dst than x has rows
@@ -238,6 +237,7 @@ class GATConv(AttentionConv):
         x_src, x_dst, _ = ends
         if self.mechanism is not None:
             return own_score(self.mechanism, x_dst, x_src, edge_attr)
+        score_edge = None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
         score_src = score_dst = None
         if self.att_src is None:
             pass
@@ -250,18 +250,15 @@ class GATConv(AttentionConv):
             score_src, score_dst = scores.chunk(2, 1)
             if x_dst is not x_src:
                 score_dst = score_dst[: x_dst.size(0)]
-        elif self._bound:
-            score_src, score_dst = _dots(x_src, self.att_src), _dots(x_dst, self.att_dst)
         else:
             score_src, score_dst = self._halves(x_src, x_dst)
-        score_edge = None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
         return Additive(score_src, score_dst, score_edge, self.negative_slope)
 
     def _folds(self, x: Any) -> bool:
         """Return True if a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
         passes over `[N, H, C]`."""
         lin, width = self.lin, self.heads * self.out_channels
-        if lin is None or not isinstance(x, Tensor) or (self._bound and x.size(0) * width <= _FEW):
+        if lin is None or not isinstance(x, Tensor):
             return False
         return is_plain(lin) and (is_sparse_features(x) or x.size(1) <= 4 * width)
 
@@ -301,13 +298,46 @@ class GATConv(AttentionConv):
                 grads["lin.weight"].view(H, C, -1).baddbmm_(both.permute(1, 2, 0), of_folded)
             of_both = torch.bmm(of_folded, weight.view(H, C, -1).transpose(1, 2)).transpose(0, 1)  # [2, H, C]
             grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
-        if of_edge is not None:
-            att, weight = self.att_edge, per_head(self.lin_edge, H)
-            of_folded = of_edge.t().mm(grads.tensors["edge_attr"])  # [H, D]
-            grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(self.lin_edge.weight)
-            grads["att_edge"] = torch.bmm(weight, of_folded.unsqueeze(2)).view_as(att)
-            if grads.needs["edge_attr"]:
-                grads["edge_attr"] = of_edge.mm(_folded(att, self.lin_edge.weight))
+        _edge_term_back(of_edge, H, grads)
+
+    def _forward_few(self: Any, few: Any, inputs: dict[str, Any], edge_weight: OptTensor) -> tuple[Tensor, list[Any]]:
+        src, dst, end = self._maps(inputs)
+        x = mapped(inputs, src, "x")
+        x_dst = x if (src, end) == (dst, "x") else mapped(inputs, dst, end)
+        edge_attr, u = inputs["edge_attr"], None
+        if edge_attr is not None and "att_edge" in inputs:
+            u = edge_attr.mm(_folded(inputs["att_edge"], inputs["lin_edge.weight"]).t())
+        res = mapped(inputs, "res", end) if "res.weight" in inputs else None
+        operands = [x, x_dst, inputs.get("att_src"), inputs.get("att_dst"), u, edge_weight]
+        out, saved = load_kernels(self._KERNELS, "cpu").forward_few(
+            few, self.negative_slope, res, inputs.get("bias"), *operands
+        )
+        return out, [saved, *operands]
+
+    def _backward_few(self: Any, few: Any, grad: Tensor, kept: list[Any], grads: Grads) -> OptTensor:
+        """Add all gradients to `grads`, and return that of the weights of the edges."""
+        (src, dst, end), (saved, *operands) = self._maps(grads.tensors), kept
+        x, x_dst, _, _, u, edge_weight = operands
+        rows, of_x = (few.edges.num_rows, self.heads), torch.empty_like(x)
+        of_dst = of_x if x_dst is x else torch.zeros_like(x_dst)
+        of_u, of_w = (None if each is None else each.new_zeros(rows) for each in (u, edge_weight))
+        for name in ("bias", "att_src", "att_dst"):
+            if name in grads.tensors:
+                grads[name] = x.new_empty(grads.tensors[name].shape)
+        of = [*map(grads.get, ("bias",)), of_x, of_dst, *map(grads.get, ("att_src", "att_dst")), of_u, of_w]
+        load_kernels(self._KERNELS, "cpu").backward_few(few, self.negative_slope, grad, saved, operands, of)
+        grads.of_linear(of_x, "x", src)
+        if of_dst is not of_x:
+            grads.of_linear(of_dst, end, dst)
+        if "res.weight" in grads.tensors:
+            grads.of_linear(grad, end, "res")
+        _edge_term_back(of_u, self.heads, grads)
+        return of_w
+
+    def _maps(self, inputs: dict[str, Any]) -> tuple[str, str, str]:
+        """Return the names of the linear maps of src and dst, and of the features of dst."""
+        src, dst = ("lin_src", "lin_dst") if self.lin is None else ("lin", "lin")
+        return src, dst, "x" if inputs["x_dst"] is None else "x_dst"
 
 
 def _folded(att: Tensor, weight: Tensor) -> Tensor:
@@ -316,21 +346,19 @@ def _folded(att: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(att.transpose(0, 1), per_head).transpose(0, 1).flatten(0, 1)
 
 
-def _dots(z: Tensor, a: Tensor) -> Tensor:
-    """Return <a, z_i> of each head, `[N, H, C]` and `[1, H, C]` to `[N, H]`."""
-    kernels = _few_kernels(z)
-    return (z * a).sum(-1) if kernels is None else kernels.head_dots(kernels.Shape.of(z), z, a)
-
-
 def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
-    """Add the gradient of `_dots` to that of z, and return that of a."""
-    if (kernels := _few_kernels(z)) is not None:
-        return kernels.head_dots_back(kernels.Shape.of(z), z, a, of_score, grad)
+    """Add the gradient of <a, z_i> of each head to that of z `[N, H, C]`, and return that of a."""
     grad.addcmul_(of_score.unsqueeze(2), a)
     return torch.bmm(of_score.t().unsqueeze(1), z.transpose(0, 1)).transpose(0, 1)
 
 
-def _few_kernels(z: Tensor) -> Any:
-    """Return the compiled kernels that compute the scores of few features at once; None in a differentiable call."""
-    is_few = z.numel() <= _FEW and not has_gpu_kernels(z) and not torch.is_grad_enabled()
-    return load_kernels("attention.steps", "cpu") if is_few else None
+def _edge_term_back(of_edge: OptTensor, heads: int, grads: Grads) -> None:
+    """Add the gradients of what `_edge_term` reads."""
+    if of_edge is None:
+        return
+    att, weight = grads.tensors["att_edge"], grads.tensors["lin_edge.weight"]
+    of_folded = of_edge.t().mm(grads.tensors["edge_attr"])  # [H, D]
+    grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(weight)
+    grads["att_edge"] = torch.bmm(weight.view(heads, -1, weight.size(1)), of_folded.unsqueeze(2)).view_as(att)
+    if grads.needs["edge_attr"]:
+        grads["edge_attr"] = of_edge.mm(_folded(att, weight))

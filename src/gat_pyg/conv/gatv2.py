@@ -123,8 +123,10 @@ class GATv2Conv(AttentionConv):
 
     def _before_back(self: Any, x_l: Tensor, score: GATv2, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
+        of_dst = None if of["x_dst"] is of["x"] else of.pop("x_dst")  # one where the features are
         grads.of_linear(of.pop("x").flatten(1), "x", "lin_l")  # freed before the next
-        grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
+        if of_dst is not None:
+            grads.of_linear(of_dst.flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
         grads["att"] = of["att"].view_as(self.att)
         if score.edge_attr is not None:
             grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)

@@ -35,14 +35,15 @@ class MessageConv(MessagePassing):
 
     def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         """Return True if torch.jit.trace, an explainer, a hook, a subclass or another aggregation needs messages."""
+        attributes, aggregation = self.__dict__, self._modules["aggr_module"]
         return (
             torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
-            or type(self.aggr_module) is not SumAggregation
-            or hooked(self.aggr_module)
+            or type(aggregation) is not SumAggregation
+            or hooked(aggregation)
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
-            or any([getattr(self, hooks) for hooks in _HOOKS])  # noqa: C419 - a list is faster
+            or any([attributes[hooks] for hooks in _HOOKS])  # noqa: C419 - a list is faster
             or self._overrides_a_step()
             or (edge_attr is not None and self.lin_edge is not None and not is_plain(self.lin_edge))
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph.edges import Edges
 from ..graph.memory import elements
 from ..kernels.cpu.cache import compiled, inline
 from ..kernels.cpu.draw import DRAWN, draw
@@ -188,3 +189,29 @@ def weighted_rows(
         (0, 0),
     )
     return out
+
+
+@compiled
+def _append_loops(rowptr: Any, perm: Any, rows: Any, width: int, num_loops: int, mean: bool) -> None:
+    """Store in `rows`, after the features of the edges, the sum or mean of each node's; its last edge is its loop."""
+    for i in range(num_loops):
+        first, last, to = rowptr[i], rowptr[i + 1] - 1, np.int64(perm[rowptr[i + 1] - 1]) * width
+        for d in range(width):
+            rows[to + d] = 0
+        for edge in range(first, last):
+            at = np.int64(perm[edge]) * width
+            for d in range(width):
+                rows[to + d] += rows[at + d]
+        if mean:
+            for d in range(width):
+                rows[to + d] /= rows.dtype.type(max(last - first, 1))
+
+
+def with_loops(edge_attr: Tensor, edges: Edges, num_loops: int, mean: bool) -> Tensor:
+    """Return the features of the edges, then for each added loop the sum or mean of those of its node's edges."""
+    rows = edge_attr.new_empty(edges.num_rows, *edge_attr.shape[1:])
+    rows[: edge_attr.size(0)] = edge_attr
+    width = rows.numel() // max(rows.size(0), 1)
+    assert edges.perm is not None
+    _append_loops(elements(edges.rowptr), elements(edges.perm), elements(rows), width, num_loops, mean)
+    return rows

@@ -65,6 +65,11 @@ def elements(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray[Any
     return memory[first : first + count]
 
 
+def memory(dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    """Return all addresses of the process as one array: of kernels that get addresses, see `elements_at`."""
+    return _memory(dtype)[0]
+
+
 def empty(*size: int, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor on a CPU.
 

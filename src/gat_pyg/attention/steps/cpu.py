@@ -19,6 +19,7 @@ from ...kernels.cpu.rows import Chunks, Job, Shape, run
 from ...kernels.cpu.vector import (
     LANES,
     deinterleave,
+    elements_at,
     exp,
     fold,
     interleave,
@@ -110,6 +111,24 @@ def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
 def row_of_edge(ids: Any, edge: Any) -> Any:
     """The row of an edge among what belongs to single edges, as their features."""
     return np.int64(edge) if ids is None else np.int64(ids[edge])
+
+
+@inline
+def rows_of_edges(perm: Any, place: Any) -> Any:
+    """The rows of the edges at some places."""
+    rows = np.empty(place.size, place.dtype)
+    for at in range(place.size):
+        rows[at] = row_of_edge(perm, place[at])
+    return rows
+
+
+@inline
+def ungroup_to(rows: Any, per_edge: Any, perm: Any, heads: int) -> None:
+    """Copy `[E, H]`, grouped by dst, to the rows of the edges."""
+    for edge in range(per_edge.size // heads):
+        row = row_of_edge(perm, edge)
+        for head in range(heads):
+            rows[row * heads + head] = per_edge[edge * heads + head]
 
 
 @inline
@@ -456,6 +475,60 @@ def _head_dots_back(
                     store(grad_a, to, total, rest)
 
 
+@inline
+def heads_of(floats: Any, out_: int, size: int, concat: bool) -> Any:
+    """The output of all heads: that of the layer, or a buffer of which it is the mean."""
+    if concat:
+        return elements_at(floats, out_, size)
+    return np.empty(size, floats.dtype)
+
+
+@inline
+def finish(floats: Any, out_: int, of_heads: Any, num_dst: int, sizes: Any, concat: bool, res_: int,
+           bias_: int) -> None:  # fmt: skip
+    """Equation (5) or (6), then the skip connection and the bias, where there is one."""
+    heads, channels = sizes
+    row = heads * channels if concat else channels
+    size = num_dst * row
+    out, res, bias = elements_at(floats, out_, size), elements_at(floats, res_, size), elements_at(floats, bias_, row)
+    if not concat:
+        for i in range(num_dst):
+            for c in range(channels):
+                total = of_heads[i * heads * channels + c]
+                for head in range(1, heads):
+                    total += of_heads[(i * heads + head) * channels + c]
+                out[i * channels + c] = total / heads
+    if res_:
+        for at in range(size):
+            out[at] += res[at]
+    if bias_:
+        for i in range(num_dst):
+            for c in range(row):
+                out[i * row + c] += bias[c]
+
+
+@inline
+def grad_of_heads(floats: Any, grad_: int, num_dst: int, sizes: Any, concat: bool, grad_bias_: int) -> Any:
+    """The gradient of the output of all heads, from that of the layer's; and that of the bias, if requested."""
+    heads, channels = sizes
+    row = heads * channels if concat else channels
+    grad, of_bias = elements_at(floats, grad_, num_dst * row), elements_at(floats, grad_bias_, row)
+    if grad_bias_:
+        for c in range(row):
+            of_bias[c] = 0
+        for i in range(num_dst):
+            for c in range(row):
+                of_bias[c] += grad[i * row + c]
+    if concat:
+        return grad
+    each = np.empty(num_dst * heads * channels, floats.dtype)
+    for i in range(num_dst):
+        for head in range(heads):
+            for c in range(channels):
+                each[(i * heads + head) * channels + c] = grad[i * channels + c] / heads
+    return each
+
+
 def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:
     """Return <a_n, x_n> of each head, `[..., N, H]`, of `[..., N, H, C]`; a may be the same for all rows."""
     scores = empty(*x.shape[:-1], dtype=shape.wide)
@@ -464,11 +537,3 @@ def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:
     operands = shape.features(x), shape.flat(a), apart, scores
     run(_head_dots, shape.dtype, job, shape.sizes, shape.layout, shape.narrow, *operands)
     return scores
-
-
-def head_dots_back(shape: Shape, x: Tensor, a: Tensor, of: Tensor, grad_x: Tensor) -> Tensor:
-    """Add the gradient of `head_dots`, with one a for all rows, to that of x, and return that of a; by one thread."""
-    grad_a = torch.empty_like(a)
-    tensors: Any = shape.flat(x), shape.flat(a), shape.flat(of), grad_x, grad_a
-    _head_dots_back(shape.sizes, shape.layout, shape.narrow, *map(elements, tensors))
-    return grad_a

@@ -8,10 +8,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.errors import TypingError
-from numba.core.imputils import lower_builtin
+from numba.core.imputils import impl_ret_borrowed, lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
+from numba.np.arrayobj import populate_array
 
 LANES = 16  # numbers of a buffer that are computed at once
 
@@ -90,12 +92,17 @@ def width_of(width: Any) -> int:
     return 1 << len(width)
 
 
+def _second(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """The second argument; a new reference to it, if it is an array."""
+    return impl_ret_borrowed(context, builder, signature.return_type, args[1])
+
+
 @intrinsic
 def only_if(context: Any, flag: Any, value: Any) -> Any:
     """The value, or None where the flag is None: known when compiled."""
     if flag is types.none:
         return types.none(flag, value), lambda context, *_: context.get_dummy_value()
-    return value(flag, value), lambda context, builder, signature, args: args[1]
+    return value(flag, value), _second
 
 
 @intrinsic
@@ -103,7 +110,7 @@ def only_if_any(context: Any, flags: Any, value: Any) -> Any:
     """The value, or None where all the flags are None: known when compiled."""
     if all(flag is types.none for flag in flags):
         return types.none(flags, value), lambda context, *_: context.get_dummy_value()
-    return value(flags, value), lambda context, builder, signature, args: args[1]
+    return value(flags, value), _second
 
 
 @intrinsic
@@ -116,6 +123,23 @@ def pointer(context: Any, array: Any, offset: Any) -> Any:
         return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
 
     return types.CPointer(array.dtype)(array, types.int64), codegen
+
+
+@intrinsic
+def elements_at(context: Any, memory: Any, address: Any, count: Any) -> Any:
+    """The elements at an address as an array; None stays None. `memory` is an array of them all, from address 8 on."""
+    if address is types.none:
+        return types.none(memory, address, count), lambda context, *_: context.get_dummy_value()
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(memory)(context, builder)
+        data = builder.inttoptr(args[1], array.data.type)
+        size = context.get_constant(types.intp, memory.dtype.bitwidth // 8)
+        shape, strides = (cgutils.pack_array(builder, [value]) for value in (args[2], size))
+        populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+        return array._getvalue()
+
+    return memory(memory, types.int64, types.int64), codegen
 
 
 _SIZES = {"float": 4, "double": 8, "i16": 2, "i32": 4, "i64": 8}  # bytes of an element, by its type in LLVM
