@@ -488,7 +488,7 @@ def _forward_few(
     num_src, num_dst, num_edges, num_rows = counts
     row, nodes = sizes[0] * sizes[1], max((num_src - 1) * apart + sizes[0], 0) * sizes[1]
     rowptr = elements_at(pointers, rowptr_, num_dst + 1)
-    chunks, work = whole(rowptr, num_dst, width + 63 >> 6 << 6, layout[0], floats)
+    chunks, work = whole(rowptr, num_dst, width + 255 >> 8 << 8, layout[0], floats)
     _forward(
         work, chunks, sizes, slope, scale, layout, narrow, apart, wide, pad, width, drop,
         elements_at(ids, src_, num_edges), elements_at(ids, ids_, num_edges), elements_at(floats, x_, nodes),
@@ -550,7 +550,7 @@ def _backward_few(
     tile = 1 << len(layout[1])
     signs = only_if(att_, np.empty(num_edges * heads * ((sizes[1] + tile - 1) // tile) * tile // 8, np.uint8))
     _head_dots((0, num_dst), sizes, layout, narrow, grad, out, row, delta)
-    chunks, work = whole(rowptr, num_dst, width + 63 >> 6 << 6, layout[0], floats)
+    chunks, work = whole(rowptr, num_dst, width + 255 >> 8 << 8, layout[0], floats)
     by_src, work_src = whole(colptr, num_src, 1, layout[0], floats)
     if att_ is not None:
         sums_dst, sums = np.empty(num_dst * row, floats.dtype), np.empty(nodes, floats.dtype)
