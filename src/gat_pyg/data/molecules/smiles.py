@@ -351,7 +351,7 @@ def _warn_of_duplicates(task: Task, mols: Mapping[str, Any], file: str) -> None:
         same = [(graph.smiles, train.get(canonical(graph.smiles))) for graph in graphs]
         if again := [(text, first) for text, first in same if first is not None]:
             (text, first), *_ = again
-            example = repr(text) if text == first else f"{text!r} and {first!r}"
+            example = repr(text) if text == first else f"{text!r}, written {first!r} there"
             warnings.warn(
                 f"{file}: {len(again):,} of the {len(graphs):,} molecules of {split} are in training too, such as "
                 f"{example}, so the score is too good. Leave the repetitions out, or choose split.scaffold=true.",
