@@ -166,7 +166,7 @@ def test_invalid_molecules_are_left_out_and_repeated_ones_reported() -> None:
     assert [len(part) for part in names(task)] == [7, 2, 2]
     for same in ("[13CH3][CH2:1]O", "[CH3:1][CH2:2][OH:3]"):  # no features of PyG's graphs
         table.loc[11, "SMILES"] = same
-        with pytest.warns(UserWarning, match=f"such as '{re.escape(same)}' and 'CCO'"):
+        with pytest.warns(UserWarning, match=f"such as '{re.escape(same)}', written 'CCO' there"):
             smiles(table.assign(part=part), "y", column="part", invalid="skip")
     table.loc[11, "SMILES"] = MOLECULES[11]
     with pytest.warns(UserWarning, match=r"part looks like a split: split.column=part. The split is random instead\."):
