@@ -154,10 +154,10 @@ class LayerNode(torch.autograd.Function):
             return out
         layer, (_, edges, dropout, *_) = plan.bound(tensors), plan
         x, score, res = _describe(layer, edges.num_dst)
-        kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
+        kernels = load_kernels(f"attention.{score.kernels}", x.device.type if plan.few is None else "cpu_few")
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
-        out, *saved = kernels.forward(call, x.dtype, keeps) if plan.few is None else kernels.forward_few(call)
+        out, *saved = kernels.forward(call, x.dtype, keeps)
         if any(needs):
             if keeps:
                 saved.insert(0, out)
@@ -200,7 +200,6 @@ class LayerNode(torch.autograd.Function):
         for name, operand in zip(score.shapes, score.operands, strict=True):
             wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
-        backward = ctx.kernels.backward if few is None else ctx.kernels.backward_few
-        of = backward(call, of_out, out, saved, wanted)
+        of = ctx.kernels.backward(call, of_out, out, saved, wanted)
         layer._before_back(x, score, of, grads)
         return None, None, of.get("edge_weight"), *map(grads.get, names)

@@ -198,7 +198,7 @@ class AttentionConv(MessageConv):
             return None
         if self._KERNELS == "attention.pair" and edge_attr is not None and edge_attr.requires_grad:
             return None  # the gradients of features of edges
-        kernels = load_kernels(self._KERNELS, "cpu")
+        kernels = load_kernels(self._KERNELS, "cpu_few")
         return kernels.Few(edges, kernels.shape_of(x.dtype, self.heads, self.out_channels), seed, dropout, self.concat)
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:

@@ -309,7 +309,7 @@ class GATConv(AttentionConv):
             u = edge_attr.mm(_folded(inputs["att_edge"], inputs["lin_edge.weight"]).t())
         res = mapped(inputs, "res", end) if "res.weight" in inputs else None
         operands = [x, x_dst, inputs.get("att_src"), inputs.get("att_dst"), u, edge_weight]
-        out, saved = load_kernels(self._KERNELS, "cpu").forward_few(
+        out, saved = load_kernels(self._KERNELS, "cpu_few").forward(
             few, self.negative_slope, res, inputs.get("bias"), *operands
         )
         return out, [saved, *operands]
@@ -325,7 +325,7 @@ class GATConv(AttentionConv):
             if name in grads.tensors:
                 grads[name] = x.new_empty(grads.tensors[name].shape)
         of = [*map(grads.get, ("bias",)), of_x, of_dst, *map(grads.get, ("att_src", "att_dst")), of_u, of_w]
-        load_kernels(self._KERNELS, "cpu").backward_few(few, self.negative_slope, grad, saved, operands, of)
+        load_kernels(self._KERNELS, "cpu_few").backward(few, self.negative_slope, grad, saved, operands, of)
         grads.of_linear(of_x, "x", src)
         if of_dst is not of_x:
             grads.of_linear(of_dst, end, dst)
