@@ -131,13 +131,6 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
-def ray(session: nox.Session) -> None:
-    """Test processes that Ray starts."""
-    install(session, "-e", ".[dev,ray]")
-    session.run("python", "-m", "pytest", "tests/distributed/test_ranks.py", "-k", "ray", *session.posargs)
-
-
-@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and the import layers."""
     session.install(*PINS, "ruff", "import-linter")

@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,16 +87,6 @@ def test_two_ranks_train_every_objective_in_batches_as_one_process(tmp_path: Pat
         assert any(key.startswith("test_") for key in values)
         for key, value in values.items():
             torch.testing.assert_close(two[name][key], value, rtol=0, atol=1e-10)
-
-
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
-def test_processes_of_ray_take_the_steps_of_one(alone: Path, tmp_path: Path):
-    variables = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}  # they would yield to other tests
-    process = started(*COMMAND, "trainer=ray", f"outputs={tmp_path}", **variables)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
-    assert_same_training(tmp_path, alone)
-    assert not list(tmp_path.rglob(".ray"))
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:

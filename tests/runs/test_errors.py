@@ -216,15 +216,6 @@ def test_several_processes_and_multirun_do_not_go_together(command: Command):
     assert "--multirun runs in a single process" in command("-m", other, "trainer=ddp_cpu", "seed=1,2", fails=True)
 
 
-def test_without_ray_or_a_number_of_processes_ray_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch):
-    assert "trainer.devices is auto, expected the number of processes" in command(
-        "trainer=ray", "trainer.devices=auto", fails=True
-    )
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setitem(sys.modules, "ray.train", None)
-    assert 'python -m pip install "ray[default,train]"' in command("trainer=ray", fails=True)
-
-
 def test_a_folder_that_cannot_be_written_is_named(command: Command, place: Path):
     (place / "file").touch()
     output = command("model=mlp", "hydra.run.dir=file/run", fails=True)

@@ -79,8 +79,6 @@ def test_data_sets_that_need_no_files(dataset: str):
 
 @pytest.mark.parametrize("trainer", names("trainer"))
 def test_trainers(trainer: str, tmp_path: Path):
-    if trainer == "ray":
-        pytest.skip("it is built in the processes that Ray starts")
     config = compose("config", [f"trainer={trainer}", "training.max_epochs=7"])
     if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
         config.trainer.accelerator = "cpu"  # the rest of it is built all the same

@@ -240,7 +240,6 @@ def test_settings_cannot_be_changed():
         (2, "trainer=gpu trainer.devices='0,1'", ""),
         (2, "trainer=ddp trainer.devices='2'", ""),
         (0, "trainer=ddp_cpu trainer.devices=4", ""),
-        (0, "trainer=ray trainer.accelerator=gpu", ""),  # on Ray's machines
         (0, "trainer=gpu", r"trainer\.devices is 1, but torch .* finds no GPU on this machine.* Use trainer=cpu\."),
         (0, "trainer=ddp trainer.devices=2", r"finds no GPU on this machine\. Use trainer=ddp_cpu for"),
         (0, "trainer=ddp trainer.devices=auto", r"trainer\.devices is auto, but .* Use trainer=ddp_cpu for"),

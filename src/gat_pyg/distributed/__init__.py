@@ -1,1 +1,1 @@
-"""Several processes: ranks that notice a dead one, one graph divided among them, Ray."""
+"""Several processes: ranks that notice a dead one, one graph divided among them."""

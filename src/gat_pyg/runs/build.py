@@ -11,7 +11,6 @@ from hydra.errors import HydraException
 from lightning import Trainer
 from torch import nn
 
-from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.layers import graph_norms
@@ -121,12 +120,8 @@ def build_trainer(
     trainer: Factory, logger: Factory, folder: Path, callbacks: Sequence[Any] = (), **changes: Any
 ) -> Trainer:
     """Build Lightning's trainer and its logger, without options that slow down each epoch."""
-    plugins: list[Any] = []
-    if trainer.get("strategy") == ray.STRATEGY:
-        changes["strategy"], plugins = ray.ray_strategy()
-        changes["devices"] = "auto"
     fixed = {
-        "plugins": [SafeCheckpoints(), *plugins],
+        "plugins": [SafeCheckpoints()],
         "callbacks": list(callbacks),
         "logger": build_logger(logger, folder),
         "default_root_dir": str(folder),

@@ -20,7 +20,6 @@ import torch
 from lightning import Trainer
 from torch import nn
 
-from ..distributed import ray
 from ..distributed.ranks import rank_zero_print
 from ..settings.factory import Factory
 from ..tasks.task import Task
@@ -42,12 +41,12 @@ def device_name(trainer: Trainer) -> str:
 
 
 def check_gpus(trainer: Factory) -> None:
-    """Check that this machine has the GPUs that the settings require, unless Ray selects the machines.
+    """Check that this machine has the GPUs that the settings require.
 
     Raises:
         ValueError: if it has fewer.
     """
-    if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == ray.STRATEGY:
+    if trainer.get("accelerator") not in ("gpu", "cuda"):
         return
     devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
     indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning

@@ -6,17 +6,16 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig
 
-from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
 from ..paper.published import as_published
 from ..runs.defaults_by_data import LARGE, suited
@@ -41,7 +40,6 @@ from ..runs.task import data_key, read_task, with_loss
 from ..runs.unused import check_effects
 from ..runs.warm_start import warn_of_overlap, with_earlier_model
 from ..seeds.member import grouped
-from ..settings.errors import message
 from ..settings.overrides import check_recipe, names_of
 from ..settings.settings import INTERNAL, Settings
 from ..tasks.task import Task
@@ -162,8 +160,7 @@ def _execute_batch(requests: Sequence[Request]) -> list[float | Exception]:
             for job, name, (*_, pruner) in zip(started, names, requests, strict=True)
             if isinstance(job, Job)
         ]
-        by_ray = [job.settings.trainer.get("strategy") for job in jobs] == [ray.STRATEGY]
-        trained = iter([_caught(_by_ray, *jobs)] if by_ray else train(jobs))
+        trained = iter(train(jobs))
         scores = [next(trained) if isinstance(job, Job) else job for job in started]
         for context, score in zip(contexts, scores, strict=True):
             with suppress(Exception), context:  # which removes the folder of a job that did nothing
@@ -307,31 +304,4 @@ def _resumable(jobs: Sequence[Job]) -> Iterator[None]:
         saved = any(has_progress(job.folder) for job in jobs)
         effect = f"finishes {it}" if saved else f"starts {it} again, since no epoch was finished"
         rank_zero_print(f"Stopped in {relative_path(folder)}. The same command with ckpt_path=last {effect}.")
-        raise
-
-
-# Ray ----------------------------------------------------------------------------------------------------------------
-
-
-def _by_ray(job: Job) -> float:
-    """Train with each seed in processes that Ray starts."""
-    trainer = job.settings.trainer
-    devices = trainer.get("devices")
-    if type(devices) is not int or devices < 1:
-        raise ValueError(f"trainer.devices is {devices}, expected the number of processes for Ray, at least 1.")
-    arguments = {"job": job, "directory": os.getcwd()}
-    return float(ray.train(_ray_process, arguments, devices, trainer.get("accelerator") == "gpu", job.folder))
-
-
-def _ray_process(arguments: Mapping[str, Any]) -> float:
-    """Train in one of the processes that Ray starts; raise ValueError for every error that has a message."""
-    os.chdir(arguments["directory"])
-    sys.path.append(arguments["directory"])
-    keep_memory()
-    cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
-    try:
-        return _raised(*train([arguments["job"]]))
-    except Exception as error:
-        if text := message(error):
-            raise ValueError(text) from None
         raise
