@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import gat_pyg
+from gat_pyg.conv import base
 from gat_pyg.conv.autograd_node import Grads
 from gat_pyg.features import linear
 
@@ -38,8 +39,9 @@ def derivatives(layer: torch.nn.Module, x: Any, edge_index: Tensor, edge_attr: T
     inputs += layer.parameters()
     out = layer(x, edge_index, edge_attr)
     if type(layer).__module__.startswith("gat_pyg"):
-        # features of edges that need a gradient: the kernels one by one, otherwise one call of those for few edges
+        # features of edges that need a gradient: the kernels one by one, as for many edges, otherwise one call
         one_by_one = edge_attr is not None and edge_attr.requires_grad and type(layer) is not gat_pyg.GATConv
+        one_by_one |= base.FEW == 0
         assert type(out.grad_fn).__name__ == "LayerNodeBackward"
         assert (out.grad_fn.plan.few is None) == one_by_one  # type: ignore[union-attr]
     total = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
@@ -51,7 +53,11 @@ def derivatives(layer: torch.nn.Module, x: Any, edge_index: Tensor, edge_attr: T
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 @pytest.mark.parametrize("bipartite", [False, True])
-def test_the_node_of_a_layer_has_the_derivatives_of_pygs(name: str, form: dict[str, Any], bipartite: bool) -> None:
+@pytest.mark.parametrize("few", [base.FEW, 0])
+def test_the_node_of_a_layer_has_the_derivatives_of_pygs(
+    name: str, form: dict[str, Any], bipartite: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "FEW", few)
     if bipartite and "share_weights" in form:
         form = {**form, "share_weights": False}
     torch.manual_seed(0)

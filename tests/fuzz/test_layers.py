@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
-from gat_pyg.conv import autograd_node
+from gat_pyg.conv import autograd_node, base, gat
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
 from gat_pyg.kernels.device import load_kernels
@@ -275,14 +276,17 @@ def layers(draw: Any) -> Draw:
 
 @pytest.mark.usefixtures("one_mask")
 def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed: list[str] = []
-    monkeypatch.setattr(autograd_node, "load_kernels", lambda *names: computed.append(names[0]) or load_kernels(*names))
+    computed: set[tuple[str, ...]] = set()
+    few = base.FEW
+    for module in (autograd_node, gat):
+        monkeypatch.setattr(module, "load_kernels", lambda *names: computed.add(names) or load_kernels(*names))
 
     @FUZZ
     @given(layers())
     def each(case: Draw) -> None:
         torch.set_num_threads(1 + case.seed % 2)
+        monkeypatch.setattr(base, "FEW", few * (case.seed // 2 % 2))
         check(case)
 
     each()
-    assert {*computed} == {"attention.additive", "attention.pair"}
+    assert computed == {*product(("attention.additive", "attention.pair"), ("cpu", "cpu_few"))}

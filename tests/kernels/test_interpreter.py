@@ -17,8 +17,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.additive import cpu_few as additive_few
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
+from gat_pyg.attention.pair import cpu_few as pair_few
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.conv import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.features import cpu as features
@@ -33,7 +35,7 @@ from tests.graphs import Graph
 from tests.laws import SIZES, assert_close
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
-MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
+MODULES = [additive, additive_few, pair, pair_few, cpu_edges, steps, features, rows, structure]
 DOT = "x x_dst"
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 

@@ -77,6 +77,7 @@ def graph_figure(
         ValueError: if an argument does not fit the model or the graph.
 
     Example:
+        >>> import torch
         >>> from gat_pyg.models import GAT, Readout
         >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
         >>> data = Data(x=torch.randn(6, 16), edge_index=torch.cat([ring, ring.flip(0)], 1))
