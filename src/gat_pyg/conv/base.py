@@ -25,7 +25,7 @@ from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside, is_traced
-from ..kernels.device import load_kernels, unsupported_reason
+from ..kernels.device import has_gpu_kernels, load_kernels, unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
 from .autograd_node import Grads, LayerNode, Plan
@@ -190,9 +190,9 @@ class AttentionConv(MessageConv):
         return tensors
 
     def _few(self, edges: Edges, tensors: Any, edge_weight: OptTensor, seed: OptTensor, dropout: float | Tensor) -> Any:
-        """Return the call of the kernels for few edges; None if there are many, or on another device than a CPU."""
+        """Return the call of the kernels for few edges; None if there are many, or on a GPU."""
         x, edge_attr = tensors["x"], tensors["edge_attr"]
-        if not x.is_cpu or edges.num_edges * self.heads * self.out_channels >= FEW:
+        if has_gpu_kernels(x) or edges.num_edges * self.heads * self.out_channels >= FEW:
             return None
         if edge_weight is not None and (edge_weight.dtype != x.dtype or type(edge_weight) is not Tensor):
             return None
