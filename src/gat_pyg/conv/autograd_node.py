@@ -52,7 +52,13 @@ class Plan(NamedTuple):
     edges: Edges
     dropout: float
     names: tuple[str, ...]  # names of the tensors, in order: x, x_dst, edge_attr, then the parameters
-    few: Any = None  # a `Few`, where one call of a kernel computes all between the products of matrices
+    few: bool = False  # whether the kernels are those for few edges on a CPU
+
+    @property
+    def whole(self) -> Any:
+        """The class whose `_forward_few` and `_backward_few` are the whole call; None if it has none, or many edges."""
+        kind = _equations(self.layer.__class__)
+        return kind if self.few and kind._forward_few is not None else None
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
@@ -145,16 +151,16 @@ class LayerNode(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
         needs = ctx.needs_input_grad[2:]
-        if plan.few is not None and (kind := _equations(plan.layer.__class__))._forward_few is not None:
+        if (kind := plan.whole) is not None:
             inputs = dict(zip(plan.names, tensors, strict=True))
-            out, kept = kind._forward_few(plan.layer, plan.few, inputs, edge_weight)
+            out, saved = kind._forward_few(plan.layer, plan, seed, edge_weight, inputs)
             if any(needs):
                 ctx.plan = plan
-                ctx.save_for_backward(plan.few.seed, edge_weight, *tensors, *kept)
+                ctx.save_for_backward(seed, edge_weight, *tensors, *saved)
             return out
         layer, (_, edges, dropout, *_) = plan.bound(tensors), plan
         x, score, res = _describe(layer, edges.num_dst)
-        kernels = load_kernels(f"attention.{score.kernels}", x.device.type if plan.few is None else "cpu_few")
+        kernels = load_kernels(f"attention.{score.kernels}", "cpu_few" if plan.few else x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
         out, *saved = kernels.forward(call, x.dtype, keeps)
@@ -170,7 +176,7 @@ class LayerNode(torch.autograd.Function):
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        _, edges, dropout, names, few = ctx.plan
+        _, edges, dropout, names, _ = ctx.plan
         seed, edge_weight, *rest = ctx.saved_tensors
         tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
@@ -187,8 +193,8 @@ class LayerNode(torch.autograd.Function):
             each = iter(results)
             return None, None, *(next(each) if needed else None for needed in needs)
         grads = Grads(names, tensors, needs[1:])
-        if few is not None and (kind := _equations(ctx.plan.layer.__class__))._forward_few is not None:
-            of_weight = kind._backward_few(ctx.plan.layer, few, grad, rest, grads)
+        if (kind := ctx.plan.whole) is not None:
+            of_weight = kind._backward_few(ctx.plan.layer, ctx.plan, seed, grad, rest, grads)
             return None, None, of_weight, *map(grads.get, names)
         layer = ctx.plan.bound(tensors)
         x, *rest = rest

@@ -25,7 +25,7 @@ from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside, is_traced
-from ..kernels.device import has_gpu_kernels, load_kernels, unsupported_reason
+from ..kernels.device import has_gpu_kernels, unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
 from .autograd_node import Grads, LayerNode, Plan
@@ -46,8 +46,7 @@ class AttentionConv(MessageConv):
     """
 
     _PARAMETERS: tuple[str, ...] = ()  # names of parameters and linear maps, in the order of their initialisation
-    _KERNELS = "attention.pair"
-    _forward_few: Any = None  # one call of the kernels around its products, see `GATConv._forward_few`
+    _forward_few: Any = None  # the layer with one call of the kernels, see `GATConv._forward_few`
     _scores_both_ends = True  # x needs a dst, and edge_attr a projection
 
     def __init__(self, **kwargs: Any) -> None:
@@ -119,7 +118,8 @@ class AttentionConv(MessageConv):
             edges, tensors["edge_attr"], edge_weight = rows
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
-            plan = Plan(self, edges, dropout, tuple(tensors), self._few(edges, tensors, edge_weight, seed, dropout))
+            few = self._has_few(edges, tensors["x"], tensors["edge_attr"], edge_weight)
+            plan = Plan(self, edges, dropout, tuple(tensors), few)
             return LayerNode.apply(plan, seed, edge_weight, *tensors.values())
 
         ends, res = self._project(x, size)
@@ -189,17 +189,14 @@ class AttentionConv(MessageConv):
                 return None
         return tensors
 
-    def _few(self, edges: Edges, tensors: Any, edge_weight: OptTensor, seed: OptTensor, dropout: float | Tensor) -> Any:
-        """Return the call of the kernels for few edges; None if there are many, or on a GPU."""
-        x, edge_attr = tensors["x"], tensors["edge_attr"]
+    def _has_few(self, edges: Edges, x: Tensor, edge_attr: OptTensor, edge_weight: OptTensor) -> bool:
+        """Return True if the kernels for few edges on a CPU compute the call."""
         if has_gpu_kernels(x) or edges.num_edges * self.heads * self.out_channels >= FEW:
-            return None
+            return False
         if edge_weight is not None and (edge_weight.dtype != x.dtype or type(edge_weight) is not Tensor):
-            return None
-        if self._KERNELS == "attention.pair" and edge_attr is not None and edge_attr.requires_grad:
-            return None  # the gradients of features of edges
-        kernels = load_kernels(self._KERNELS, "cpu_few")
-        return kernels.Few(edges, kernels.shape_of(x.dtype, self.heads, self.out_channels), seed, dropout, self.concat)
+            return False
+        # only a layer that is one call as a whole has the gradients of features of edges
+        return self._forward_few is not None or edge_attr is None or not edge_attr.requires_grad
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return True if a traced call gets the whole operation, rather than PyG's message passing.

@@ -21,7 +21,7 @@ from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..kernels.device import load_kernels
-from .autograd_node import Grads, mapped
+from .autograd_node import Grads, Plan, mapped
 from .base import AttentionConv
 from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, unrounded
 from .messages import Ends
@@ -82,7 +82,6 @@ class GATConv(AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
-    _KERNELS = "attention.additive"
     _PARAMETERS = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
     _scores_both_ends = False
     accepts_size = True  # `size` may declare fewer dst than x has rows
@@ -300,7 +299,16 @@ class GATConv(AttentionConv):
             grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
         _edge_term_back(of_edge, H, grads)
 
-    def _forward_few(self: Any, few: Any, inputs: dict[str, Any], edge_weight: OptTensor) -> tuple[Tensor, list[Any]]:
+    def _few(self: Any, plan: Plan, seed: OptTensor, x: Tensor) -> tuple[Any, Any]:
+        """Return the kernels for few edges, and what they have to know of a call."""
+        kernels = load_kernels("attention.additive", "cpu_few")
+        shape = kernels.shape_of(x.dtype, self.heads, self.out_channels)
+        return kernels, kernels.Few(plan.edges, shape, seed, plan.dropout, self.concat)
+
+    def _forward_few(
+        self: Any, plan: Plan, seed: OptTensor, edge_weight: OptTensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, list[Any]]:
+        """Return the output and the tensors that `_backward_few` reads; `inputs` are those of the node by name."""
         src, dst, end = self._maps(inputs)
         x = mapped(inputs, src, "x")
         x_dst = x if (src, end) == (dst, "x") else mapped(inputs, dst, end)
@@ -309,23 +317,23 @@ class GATConv(AttentionConv):
             u = edge_attr.mm(_folded(inputs["att_edge"], inputs["lin_edge.weight"]).t())
         res = mapped(inputs, "res", end) if "res.weight" in inputs else None
         operands = [x, x_dst, inputs.get("att_src"), inputs.get("att_dst"), u, edge_weight]
-        out, saved = load_kernels(self._KERNELS, "cpu_few").forward(
-            few, self.negative_slope, res, inputs.get("bias"), *operands
-        )
+        kernels, few = self._few(plan, seed, x)
+        out, saved = kernels.forward(few, self.negative_slope, res, inputs.get("bias"), *operands)
         return out, [saved, *operands]
 
-    def _backward_few(self: Any, few: Any, grad: Tensor, kept: list[Any], grads: Grads) -> OptTensor:
+    def _backward_few(self: Any, plan: Plan, seed: OptTensor, grad: Tensor, read: list[Any], grads: Grads) -> OptTensor:
         """Add all gradients to `grads`, and return that of the weights of the edges."""
-        (src, dst, end), (saved, *operands) = self._maps(grads.tensors), kept
+        (src, dst, end), (saved, *operands) = self._maps(grads.tensors), read
         x, x_dst, _, _, u, edge_weight = operands
-        rows, of_x = (few.edges.num_rows, self.heads), torch.empty_like(x)
+        rows, of_x = (plan.edges.num_rows, self.heads), torch.empty_like(x)
         of_dst = of_x if x_dst is x else torch.zeros_like(x_dst)
         of_u, of_w = (None if each is None else each.new_zeros(rows) for each in (u, edge_weight))
         for name in ("bias", "att_src", "att_dst"):
             if name in grads.tensors:
                 grads[name] = x.new_empty(grads.tensors[name].shape)
-        of = [*map(grads.get, ("bias",)), of_x, of_dst, *map(grads.get, ("att_src", "att_dst")), of_u, of_w]
-        load_kernels(self._KERNELS, "cpu_few").backward(few, self.negative_slope, grad, saved, operands, of)
+        of = [grads.get("bias"), of_x, of_dst, grads.get("att_src"), grads.get("att_dst"), of_u, of_w]
+        kernels, few = self._few(plan, seed, x)
+        kernels.backward(few, self.negative_slope, grad, saved, operands, of)
         grads.of_linear(of_x, "x", src)
         if of_dst is not of_x:
             grads.of_linear(of_dst, end, dst)

@@ -127,8 +127,8 @@ def _candidates(trained: Trained, data: Any) -> Candidates:
         known.append(pairs if y is None else pairs[:, y == 1])
         if isinstance(data, (list, tuple)) and len(data) == 2 + bool(trained.source.get("are_two")):
             warnings.warn(
-                "The table of links has pairs that are left out. Messages pass over the links of the training; for "
-                "messages over links of the table too, give it twice: they are the first table of links.",
+                "The pairs in the table of links are left out of the answer, and messages pass over the links of the "
+                "training. To pass messages over the table's links instead, pass it twice: as links and as pairs.",
                 stacklevel=4,
             )
         names = trained.node_ids  # those of `data` are of its pairs

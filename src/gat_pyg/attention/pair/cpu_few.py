@@ -124,10 +124,6 @@ def _backward_all(
         ungroup_to(elements_at(floats, grad_w_, num_rows * heads), of_weight, perm, heads)
 
 
-def shape_of(dtype: torch.dtype, heads: int, channels: int) -> None:
-    """Return no sizes: `_shape` of a call depends on its score."""
-
-
 def _arguments(call: Operation) -> tuple[Shape, list[Any], tuple[Any, ...]]:
     """Return the sizes, the first arguments of a kernel for few edges, and its operands; x and key lie as they do."""
     x, score, edges, edge_weight, seed, dropout = call
