@@ -303,7 +303,7 @@ def layers() -> None:
 
 
 def beside_dgl() -> None:
-    """Write the table of layers beside DGL's: minima, since the machine was busy."""
+    """Write the table of layers beside DGL's, by minima."""
     measured = load("2cores-dgl.json")
     rows = {(row["case"], row["way"]): row for row in measured["rows"]}
 
