@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -27,6 +28,12 @@ def rank_zero_print(text: str) -> None:
     """Print to stderr on the first rank only."""
     if is_first():
         print_message(text)
+
+
+@functools.cache
+def print_once(text: str) -> None:
+    """Print as `rank_zero_print`, but the same text only once in a process, which may train on its data many times."""
+    rank_zero_print(text)
 
 
 def shared_store() -> Store | None:

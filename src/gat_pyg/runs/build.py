@@ -12,7 +12,7 @@ from lightning import Trainer
 from torch import nn
 
 from ..distributed.halo import layers_of
-from ..distributed.ranks import rank_zero_print
+from ..distributed.ranks import print_once, rank_zero_print
 from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..settings.conf import instantiate
@@ -112,7 +112,7 @@ def wants_sparse(training: Training, task: Task, model: nn.Module, trainer: Trai
     if use_sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
-        rank_zero_print(f"{task.name}: only {share:.1f} % of the features are nonzero; using a sparse matrix")
+        print_once(f"{task.name}: only {share:.1f} % of the features are nonzero; using a sparse matrix")
     return use_sparse
 
 
