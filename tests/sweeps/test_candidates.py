@@ -9,12 +9,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from gat_pyg.runs.defaults_by_data import suited
+from gat_pyg.runs.result import Result
 from gat_pyg.runs.task import read_task
 from gat_pyg.settings.conf import VERSION_BASE, config_folder
 from gat_pyg.settings.overrides import translated
 from gat_pyg.settings.settings import Settings
 from gat_pyg.sweeps import candidates
 from gat_pyg.sweeps.candidates import chosen
+from gat_pyg.sweeps.messages import advice
 
 
 def command(*overrides: str) -> Settings:
@@ -50,8 +52,12 @@ def test_a_candidate_stays_if_its_validation_score_is_better(
     with monkeypatch.context() as patch:  # the same difference is within its standard error
         patch.setattr(candidates, "EPOCHS", 1)
         patch.setattr(candidates, "standard_error", lambda *_: 100.0)
-        assert command(*sizes, "seed=1").encoding.target is None
+        other = command(*sizes, "seed=1")
+        assert other.encoding.target is None
     assert "not chosen by validation: encoding=columns (" in capsys.readouterr().err
+    baselines, fields = {"boosting": 99.0}, ("accuracy", 50.0, 0, 9, 8, 50.0, 1.0, 0.1, 9)
+    below, advised = Result("GAT", "own", *fields, baselines=baselines), "encoding=columns, "
+    assert advised in advice(below, read_task(few), few) and advised not in advice(below, read_task(other), other)
     with pytest.raises(ValueError, match="patience"):
         command(*sizes, "training.patience=0")
     assert "trying" not in capsys.readouterr().err

@@ -141,6 +141,7 @@ class Settings:
     cell: Annotated[str | None, text("null or a name in methods", None), Mark.UNUSED] = None
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
     suited: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # NAME=VALUE of those chosen by the data
+    tried: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # that validation has compared
 
     @classmethod
     def parse(cls, config: DictConfig) -> Settings:
@@ -313,16 +314,17 @@ class Settings:
         for name, value in values.items():
             group, _, key = name.rpartition(".")
             (plain[group] if group else plain)[key] = value
-        return Settings.parse(OmegaConf.create(plain)).replace(passed=self.passed, suited=self.suited)
+        others = {field.name: getattr(self, field.name) for field in fields(self) if not field.compare}
+        return Settings.parse(OmegaConf.create(plain)).replace(**others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as in a run's `config.yaml`, from which `parse` builds the same settings."""
         values: dict[str, Any] = {}
-        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self) if field.compare):
             if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
                 values[name] = present if value.is_drawn else {"num_neighbors": None}
-            elif name in ("passed", "suited") or (name in INTERNAL and value is None):
+            elif name in INTERNAL and value is None:
                 continue
             elif name in FACTORIES:
                 values[name] = copy.deepcopy(dict(value.values))

@@ -102,6 +102,7 @@ def chosen(settings: Settings, overrides: Sequence[str]) -> Settings:
     selected, notes = json.loads(file.read_text(encoding="utf-8"))
     for note in notes:
         rank_zero_print(f"{task.name}: {note}")
+    settings = settings.replace(tried=frozenset(names))
     for name in selected:
         settings = _with(settings, name)
     READ[data_key(settings)] = _task(task, settings)

@@ -79,7 +79,7 @@ def baselines_line(scores: Mapping[str, float] | None, metric: str, settings: Se
 def advice(result: Result, task: Task, settings: Settings) -> str:
     """Return changes to try if a baseline is better than the run, else "".
 
-    They are those that the data and the settings leave open.
+    They are those that the data and the settings leave open, without those that validation has compared already.
     """
     if not result.below_baseline:
         return ""
@@ -89,7 +89,7 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
     early = 0 < result.best_epoch <= 5 < result.epochs - result.best_epoch
     late = result.epochs >= settings.max_epochs and result.best_epoch > 0.9 * result.epochs
     hints = {
-        result.remedy: result.lacks_remedy(flattened(settings.to_dict())),
+        result.remedy: result.lacks_remedy(flattened(settings.to_dict())) and result.remedy not in settings.tried,
         f"training.lr={training.lr / 3:.1g} (the best epoch was {result.best_epoch})": early,
         f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
