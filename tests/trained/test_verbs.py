@@ -65,9 +65,11 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Runs, tmp_path: Path):
     run, files = trained(kind)
     evaluation = evaluate(run)
     assert {seed: next(iter(scores.values())) for seed, scores in evaluation.scores.items()} == evaluation.recorded
-    if (result := result_in(run)) is not None:  # of one seed: its other scores are repeated too
+    result, several = result_in(run), len(evaluation.scores) > 1
+    assert result is not None and result.value == pytest.approx(next(iter(evaluation.averaged.values())), 1e-4)
+    if not several:  # its other scores are repeated too
         assert {**evaluation.scores[result.seed]}.items() >= {**(result.scores or {})}.items()
-    frame, several = predict(run, out=tmp_path / "p.csv"), len(evaluation.scores) > 1
+    frame = predict(run, out=tmp_path / "p.csv")
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "p.csv").astype(frame.dtypes), frame)
     frame = without_rows(frame)
     assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
@@ -332,23 +334,20 @@ def test_the_command_writes_json_lines_and_parquet(
     trained: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     run, _ = trained(KINDS[0])
-    frame = predict(run, seed=1)
     capsys.readouterr()  # of the training, if this test is the first
     below = Result("GAT", "own", "accuracy", 50.0, 1, 9, 8, 50.0, 1.0, 0.1, 9, baselines={"neighbours' labels": 90.0})
     text = "the test score accuracy 50.0 % is worse than the neighbours' labels (90.0 %, standard error 0.0 %)"
-    for name, read, result, warning in (
-        ("p.jsonl", partial(pd.read_json, lines=True), replace(below, value=91.0), ""),
-        ("p.parquet", pd.read_parquet, below, f"warning: {text}; try training.label_rate=0.8\n"),
-        ("q.parquet", pd.read_parquet, below, f"warning: {text}\n"),  # the run has what the baseline has
+    results = {run: below, run / "seed-0": below, run / "seed-1": replace(below, value=91.0)}
+    monkeypatch.setattr("gat_pyg.trained.trained.result_in", results.get)
+    for name, read, seed, warning in (  # of the prediction that is returned
+        ("p.jsonl", partial(pd.read_json, lines=True), ["--seed", "1"], ""),
+        ("p.parquet", pd.read_parquet, [], f"warning: {text}\n"),
     ):
-        monkeypatch.setattr("gat_pyg.trained.trained.result_in", lambda folder, result=result: result)
-        if name == "q.parquet":
-            (tmp_path / "c.yaml").write_text("training: {label_rate: 0.5}")
-            monkeypatch.setattr("gat_pyg.trained.trained.CONFIG", str(tmp_path / "c.yaml"))
-        command("predict", str(run), "--seed", "1", "--out", str(tmp_path / name))
+        command("predict", str(run), *seed, "--out", str(tmp_path / name))
+        frame = predict(run, seed=1 if seed else None)
         assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n{warning}"
         pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "p.jsonl", "p.parquet", "q.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
     command("evaluate", str(run), "--seed", "1")
     assert re.fullmatch(r"seed 1      accuracy \d+\.\d % \(as recorded\), balanced .*\n", capsys.readouterr().out)
 

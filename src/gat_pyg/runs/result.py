@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-from ..files import add, lock
+from ..files import add, lock, write_whole
 from ..tasks.metrics import metric_named
 
 RESULT, CONFIG, CHECKPOINT, METRICS = "result.json", "config.yaml", "last.ckpt", "metrics.csv"
@@ -150,6 +150,10 @@ class Result:
         values = {key: value for key, value in asdict(self).items() if value != defaults[key]}
         values |= {key: None for key in ("value", "val") if math.isnan(values[key])}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+    def save(self, folder: Path) -> None:
+        """Write the result into the folder of its run; `result_in` reads it."""
+        write_whole(folder / RESULT, lambda beside: beside.write_text(self.to_json() + "\n", encoding="utf-8"))
 
     @classmethod
     def from_json(cls, line: str) -> Result:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
-from ..files import write_whole
 from ..seeds.fitting import Outcome
 from ..settings.hashing import MODEL
 from ..settings.settings import Settings
@@ -27,7 +26,7 @@ from .network import Built, initial_model
 from .process import deterministic, device_name, elements, peak_mib, reset_peak, suited_threads
 from .pruning import Pruner, Pruning
 from .reference_scores import baselines_of, has_baselines
-from .result import CHECKPOINT, METRICS, RESULT, Result, versions
+from .result import CHECKPOINT, METRICS, Result, versions
 
 
 def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pruner | None = None) -> Result | None:
@@ -156,6 +155,6 @@ def write_outputs(
     if is_first():
         metadata = {"method": factory.name, "dataset": task.name, "objective": task.objective.to_dict()}
         save_model(folder / MODEL, model, target, arguments, **metadata, preparation=task.preparation.to_dict())
-        write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
+        result.save(folder)
         finished(folder, settings.results)
     return result

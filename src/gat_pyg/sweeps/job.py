@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -257,9 +258,12 @@ def _end(job: Job, task: Task, together: bool) -> float:
             short = together or job.title or settings.cell is not None
             print(line(result, task, job.title) if short else summary(result, task, settings, paper), flush=True)
     if is_first() and len(results) > 1:
-        mean, calibration = _averaged(job, task, [result.seed for result in results])
+        score, calibration = _averaged(job, task, [result.seed for result in results])
+        val = statistics.fmean(result.val for result in results)
+        whole = replace(results[0], value=round(score, 5), val=val, scores=None, run_dir=str(folder))
+        whole.save(folder)
         named = f"{job.title}: " if job.title else ""
-        text = summary_of_all(results, task, settings, folder, mean, calibration, paper)
+        text = summary_of_all(results, whole, task, settings, calibration, paper)
         print(f"{named}{text}", end="", flush=True)
     if job.pruner is not None and job.pruner.ended:
         raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -219,23 +218,29 @@ def line(result: Result, task: Task, title: str = "") -> str:
 
 def summary_of_all(
     results: Sequence[Result],
+    whole: Result,
     task: Task,
     settings: Settings,
-    folder: Path,
-    together: float,
     calibration: Calibration | None = None,
     paper: bool = False,
 ) -> str:
-    """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below."""
+    """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below.
+
+    Args:
+        results: the result of each seed.
+        whole: that of their averaged prediction, which `gat_pyg.predict` returns, with the folder of them all.
+        task, settings: of the runs.
+        calibration: the calibration of the averaged prediction, if it can be calibrated.
+        paper: whether the settings are the paper's, so that its score is shown too.
+    """
     metric, n = _metric(results[0].metric, task), len(results)
     scores = [result.value for result in results]
-    averaged = f"averaged prediction {metric.value(together)}"
+    averaged = f"averaged prediction {metric.value(whole.value)}"
     spread = f"{styled(metric.text(*scores), BOLD)}{_beside(results[0], averaged, paper=paper)}"
     seconds = statistics.fmean(result.seconds for result in results)
     last = sorted(result.epochs for result in results)
     span = f"{last[0]}" if last[0] == last[-1] else f"{last[0]} to {last[-1]}"
     ends = sorted({end_of(result, settings) for result in results})
-    whole = replace(results[0], value=together)  # the prediction of `gat_pyg.predict`
     lines = {
         "epochs": f"{span} ({'; or '.join(ends)})" if last[-1] else "",
         "validation": metric.text(*(result.val for result in results)),
@@ -244,7 +249,7 @@ def summary_of_all(
         "warning": whole.warning and styled(f"the averaged prediction is {whole.warning}", RED),
         "try": advice(whole, task, settings),
         "seconds": f"{seconds:.1f} a run" if seconds >= 0.05 else "less than 0.1 a run",
-        "files": relative_path(folder),
+        "files": relative_path(Path(whole.run_dir)),
         "results": relative_path(Path(settings.results)),
     }
     return f"{results[0].dataset}, {n} runs: test {spread}\n{rows(lines)}"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
@@ -22,9 +21,8 @@ from ..data.arrays.series import graphs_of_series, is_series
 from ..data.reader import Rows
 from ..data.rows import read_rows
 from ..runs.model_file import seeds_of
-from ..runs.result import CONFIG, result_in
+from ..runs.result import result_in
 from ..runs.task import settings_of, task_of, unknown_categories
-from ..settings.hashing import flattened
 from ..settings.settings import Settings
 from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.edges import check_pairs
@@ -101,15 +99,17 @@ class Trained:
         return {seed: self.folder / f"seed-{seed}" for seed in seeds} or {None: self.folder}
 
     @property
+    def whole(self) -> Path:
+        """The folder with what belongs to the averaged prediction: that of the run, or of its only seed."""
+        first, *others = self.folders.values()
+        return self.folder if others else first
+
+    @property
     def warning(self) -> str:
-        """A warning if the test score of each seed is worse than the best baseline's, else ""."""
-        first, *others = map(result_in, self.folders.values())
-        if first is None or not all(result and result.below_baseline for result in (first, *others)):
+        """A warning if the test score of the averaged prediction is worse than the best baseline's, else ""."""
+        if (result := result_in(self.whole)) is None or not result.below_baseline:
             return ""
-        text = f"the test score {metric_named(first.metric).text(first.value)} is {first.below_baseline}"
-        path = next(iter(self.folders.values())) / CONFIG
-        settings: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        return f"{text}; try {first.remedy}" if first.lacks_remedy(flattened(settings)) else text
+        return f"the test score {metric_named(result.metric).text(result.value)} is {result.below_baseline}"
 
     @cached_property
     def task(self) -> Task:

@@ -218,8 +218,7 @@ def calibration(
 
 def calibration_of(trained: Trained) -> Calibration:
     """Return the calibration of an opened run, as `calibration`."""
-    folder = trained.folder if trained.seed in (None, "all") else trained.folder / f"seed-{trained.seed}"
-    if (saved := Calibration.read(folder)) is not None:
+    if (saved := Calibration.read(trained.whole)) is not None:
         return saved
     if not can_calibrate(trained.objective):
         raise ValueError(
