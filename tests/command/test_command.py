@@ -58,7 +58,7 @@ def answers() -> str:
         "  gat-pyg predict RUN [DATA ...]    Return the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
         "usage: gat-pyg best [-h]",
-        "  --no-data             do not read the data sets for Table 1",
+        "  --against AGAINST     compare the other rows of the general table",
     ],
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):

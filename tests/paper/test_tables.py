@@ -1,31 +1,21 @@
-"""The paper's tables and that of the strongest networks: hand-made runs, counts by hand, published numbers."""
+"""The paper's tables and that of the strongest networks: hand-made runs, published numbers."""
 
 from __future__ import annotations
 
 import csv
-import functools
-import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from scipy import stats
-from torch_geometric.data import Data
 
-from gat_pyg.data import Task
 from gat_pyg.paper.published import published
-from gat_pyg.paper.tables.data import Counts, counted, data_counts, data_notes, data_table
 from gat_pyg.paper.tables.strong import split_of
-from gat_pyg.report.tables.cells import NONE, Cell
+from gat_pyg.report.tables.cells import NONE
 from gat_pyg.runs.significance import t_test_of
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.sweeps.grid import cells_of
-from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from tests.report.samples import at, by_hand, named, one, report, row_of, seeds, switched, write_lines
-
-real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 
 
 def test_significance_stands_beside_both_scores():
@@ -80,7 +70,7 @@ def test_every_method_of_the_paper_has_its_row_in_the_papers_order():
     )
     assert [row[0].text for row in table3.rows[-3:]] == ["GraphSAGE*", "Const-GAT", "GAT"]
     assert row_of(table2, "MoNet") == ["MoNet", NONE, "81.7 ± 0.5", NONE, NONE, NONE, NONE, NONE, "78.8 ± 0.3", NONE]
-    assert sum(table != "strong" for table, *_ in published()) == 11 * 4 + 12 * 3 + 9
+    assert sum(table != "strong" for table, *_ in published()) == 12 * 3 + 9
 
 
 def test_methods_that_the_paper_lacks_follow_and_other_data_sets_are_among_the_runs():
@@ -109,74 +99,6 @@ def test_the_ablation_stands_beside_gat_with_its_seconds():
     assert [cell.text for cell in without.rows[0]] == ["Cora", "score bias", "83.0 (1)", NONE, NONE, "9.0"]
     empty = named(at([one()]), "ablation")
     assert not empty.rows and empty.notes[-1].endswith("their study is “ablation”.")
-
-
-def test_counts_by_hand():
-    # 0 - 1, 1 - 2 and a loop at 2; node 3 has no neighbours
-    edge_index = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]])
-    masks = {f"{split}_mask": torch.arange(4) == node for node, split in enumerate(("train", "val", "test"))}
-    data = Data(torch.eye(4), edge_index, y=torch.tensor([0, 1, 1, 0]), **masks)
-    counts = counted(Task("cora", [data], [data], [data], 4, NodeLabels(2)))
-    each = {f"{split} {noun}": 1 for split in ("train", "val", "test") for noun in ("nodes", "graphs")}
-    assert counts.numbers == {"nodes": 4, "graphs": 1, "edges": 2, "features": 4, "classes": 2, **each}
-    assert set(counts.unknown.values()) == {0}
-    assert data_notes("cora", counts)[0].startswith("Cora: the paper has +5427 edges.")
-
-
-def test_unknown_labels_of_graphs_are_counted_and_noted():
-    known, unknown = torch.tensor([[0.0, 1.0]]), torch.full((1, 2), math.nan)
-    nothing = torch.empty(2, 0, dtype=torch.long)
-
-    def graph(*y: torch.Tensor) -> Data:
-        return Data(torch.ones(len(y), 3), nothing, y=torch.cat(y))
-
-    task = Task("ppi", [graph(known)], [graph(known, unknown)], [graph(known)], 3, NodeMultiLabels(2))
-    counts = counted(task)
-    assert counts.unknown == {"train": 0, "val": 1, "test": 0}
-    assert [counts.numbers[name] for name in ("nodes", "edges", "graphs")] == [4, 0, 3]
-    assert "PPI: 1 of the validation nodes have no known label in these files." in data_notes("ppi", counts)
-    assert "not the files that it used" in " ".join(data_notes("ppi", counts))
-
-
-def test_data_that_cannot_be_counted_has_the_reason_in_its_place():
-    table = data_table({"cora": "no files"})
-    assert table.notes == ("Cora was not counted: no files",)
-    assert {row[1] for row in table.rows} == {Cell(NONE)}
-    assert [row[2].text for row in table.rows[:3]] == ["Transductive", "2708 (1 graph)", "5429"]
-
-
-@real
-def test_table_1_of_the_real_citation_networks():
-    counts = {name: data_counts(name, None) for name in ("cora", "citeseer", "pubmed")}
-    table = data_table(counts)
-    different = [row[0].text for row in table.rows if any(row[n].text != row[n + 1].text for n in (1, 3, 5))]
-    assert different == ["# Edges"]
-    for name, more in {"cora": 151, "citeseer": 56 + 124, "pubmed": 11 + 3}.items():  # links listed twice, and loops
-        one = counts[name]
-        assert isinstance(one, Counts)
-        assert one.numbers["edges"] + more == published()["1", "edges", name].mean
-
-
-@real
-def test_table_1_of_the_real_proteins():
-    one = data_counts("ppi", None)
-    assert isinstance(one, Counts)
-    nodes, edges = one.numbers["nodes"], one.numbers["edges"]
-    assert (nodes, edges, one.numbers["train nodes"], one.numbers["test nodes"]) == (56944, 793632, 44906, 5524)
-    assert "the paper has +25084 edges" in data_notes("ppi", one)[0]
-
-
-def test_data_that_cannot_be_read_leaves_the_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def no_network(name: str, root: Path) -> Task:
-        raise FileNotFoundError(f"{name}: x not found in {root}")
-
-    monkeypatch.setattr("gat_pyg.paper.tables.data.planetoid", no_network)
-    monkeypatch.setattr("gat_pyg.paper.tables.data.ppi", functools.partial(no_network, "ppi"))
-    path = write_lines(tmp_path / "results.jsonl", by_hand())
-    assert report([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "Cora was not counted: cora: x not found in there" in text
-    assert "83.0 ± 1.0 (3)" in text
 
 
 def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(

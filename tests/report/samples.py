@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from gat_pyg import GAT
 from gat_pyg.command.command import errors_as_messages
 from gat_pyg.command.verbs import verb_of
-from gat_pyg.paper.tables.data import Counts
 from gat_pyg.paper.tables.scores import paper_tables
 from gat_pyg.report.tables.cells import Table
 from gat_pyg.runs.groups import Line
@@ -90,8 +89,8 @@ def by_hand() -> list[Line]:
     return at(results, seeds("GAT", "ppi", (0.97, 0.98)), seeds("Const-GAT", "ppi", (0.93, 0.94)))
 
 
-def named(lines: list[Line], name: str, counts: dict[str, Counts | str] | None = None) -> Table:
-    (table,) = (table for table in paper_tables(lines, counts) if table.name == name)
+def named(lines: list[Line], name: str) -> Table:
+    (table,) = (table for table in paper_tables(lines) if table.name == name)
     return table
 
 

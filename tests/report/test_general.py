@@ -170,10 +170,10 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert report([str(path), "--out", str(out)]) == 0
     assert "Table 2" not in (out / "report.md").read_text(encoding="utf-8")
     write_lines(path, at([one()]))
-    assert report([str(path), "--out", str(out), "--no-data"]) == 0
+    assert report([str(path), "--out", str(out)]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "Table 2" in text and "**91.0 ± 1.4 (2)**" in text
-    assert report([str(path), "--out", str(out), "--no-data", "--preset", "paper"]) == 0
+    assert report([str(path), "--out", str(out), "--preset", "paper"]) == 0
     assert "**" not in (out / "report.md").read_text(encoding="utf-8")
     assert report([str(path), "--out", str(out), "--preset", "general"]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gat_pyg.paper.tables.scores import paper_tables
-from gat_pyg.report.tables.cells import NAMES, NONE, Cell, Table, ranges
+from gat_pyg.report.tables.cells import NONE, Cell, Table, ranges
 from gat_pyg.report.tables.formats import latex, latex_table, markdown
 from gat_pyg.runs.groups import Key, gathered, lines_of
 from tests.report.samples import at, by_hand, named, one, report, row_of, write_lines
@@ -114,10 +114,10 @@ def test_latex_escapes_special_characters():
 
 
 def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
-    text = latex([*paper_tables(by_hand(), {}), awkward()])
+    text = latex([*paper_tables(by_hand()), awkward()])
     bare = re.sub(r"\\[&%$#_{}]", "", text)
     assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
-    assert re.findall(r"\\begin{(\w+)}", text).count("table") == 8
+    assert re.findall(r"\\begin{(\w+)}", text).count("table") == 7
     assert text.count(r"\begin") == text.count(r"\end{")
     assert text.isascii()
     for kind, body in re.findall(r"\\begin{tabular}{((?:l|p{[^}]*})+)}(.*?)\\end{tabular}", text, re.DOTALL):
@@ -128,7 +128,7 @@ def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
 
 
 def test_the_formats_hold_the_same_cells():
-    content = [*paper_tables(by_hand(), dict.fromkeys(NAMES, "none")), awkward()]
+    content = [*paper_tables(by_hand()), awkward()]
     expected = [cell.text for table in content for row in table.rows for cell in row]
     rows = [line for line in markdown(content).splitlines() if line.startswith("| ")]
     heads = [row for row in rows if "---" not in row]
@@ -149,14 +149,13 @@ def test_the_formats_hold_the_same_cells():
 
 def test_the_command_writes_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_lines(tmp_path / "results.jsonl", by_hand())
-    assert report([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
+    assert report([str(path), str(path), "--out", str(tmp_path / "new" / "out")]) == 0
     output = capsys.readouterr().out
     assert "13 lines of results are in " in output and max(map(len, output.splitlines()[:-1])) < 80
     assert re.search(r"^method +Cora here +", output, re.MULTILINE | re.IGNORECASE), output
     files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "new" / "out").iterdir()}
     assert sorted(files) == ["report.md", "report.tex"]
     assert all("83.0" in text for text in files.values())
-    assert "Table 1" not in files["report.md"]
 
 
 def test_line_numbers_are_those_of_the_file(tmp_path: Path):
@@ -178,8 +177,8 @@ def test_unreadable_files_are_errors_with_advice(tmp_path: Path, capsys: pytest.
         empty: "empty.jsonl holds no line of results. Train first: gat-pyg",
     }
     for path, message in wrong.items():
-        assert report([str(whole), str(path), "--out", str(tmp_path / "out"), "--no-data"]) == 1
+        assert report([str(whole), str(path), "--out", str(tmp_path / "out")]) == 1
         assert re.search(f"^gat-pyg: .*{message}", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-    assert report([str(whole), "--out", str(whole), "--no-data"]) == 1
+    assert report([str(whole), "--out", str(whole)]) == 1
     assert "Choose another: --out FOLDER." in capsys.readouterr().err

@@ -168,9 +168,7 @@ def parser(name: str) -> ArgumentParser:
         if default == SEVERAL:
             options |= {"nargs": "*", "default": None}
         elif kind == "bool":
-            flag = flag.replace("--", "--no-") if default else flag
-            help_text = f"do not {help_text}" if default else help_text
-            options = {"action": "store_false" if default else "store_true", "dest": argument}
+            options = {"action": "store_true", "dest": argument}
         elif default != REQUIRED:
             options |= {"type": _type(kind), "default": default}
             value = ",".join(default) if isinstance(default, tuple) else default

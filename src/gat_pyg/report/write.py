@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..files import write_whole
-from ..paper.tables.data import data_counts
 from ..paper.tables.scores import fits_paper, paper_tables
 from ..paper.tables.strong import strong_table
 from ..runs.groups import Line, gathered, lines_of
-from .tables.cells import NAMES, Table
+from .tables.cells import Table
 from .tables.comparison import comparison_table
 from .tables.formats import csv_table, latex, latex_table, markdown
 from .tables.general import general_table, rows_of
@@ -33,8 +32,6 @@ class Report(NamedTuple):
 def write_report(
     *results: str | Path,
     out: str | Path = "outputs/report",
-    data_root: str | Path | None = None,
-    data: bool = True,
     format: Sequence[str] = ("md", "tex"),
     preset: Literal["paper", "general", "strong"] | None = None,
     against: str | None = None,
@@ -44,8 +41,6 @@ def write_report(
     Args:
         results: files of results, by default outputs/results.jsonl.
         out: the folder of the report.
-        data_root: the folder of the raw files for Table 1, by default $GAT_PYG_DATA, else ~/.cache/gat_pyg.
-        data: read the data sets for Table 1 of the paper's tables.
         format: md, tex: one document, report.FORMAT; input, csv: a file for each table, for `\\input` in LaTeX
             or as CSV.
         preset: the paper's tables, methods by data sets, or experiment=strong beside published numbers. By default the
@@ -72,9 +67,7 @@ def write_report(
     elif preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
         content = general_tables(lines, against)
     else:
-        root = None if data_root is None else Path(data_root)
-        counts = {name: data_counts(name, root) for name in NAMES} if data else None
-        content = paper_tables(lines, counts, others=preset is None)
+        content = paper_tables(lines, others=preset is None)
     return Report(len(lines), content, write_tables(content, out, format))
 
 

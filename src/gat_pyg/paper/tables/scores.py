@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...report.tables.cells import (
@@ -23,7 +23,6 @@ from ...runs.groups import Gathered, Key, Line, Runs, gathered, ranked
 from ...runs.significance import t_test_of
 from ...tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from ..published import Printed, published
-from .data import Counts, data_table
 
 ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
 
@@ -70,18 +69,12 @@ def fits_paper(lines: Sequence[Line]) -> bool:
     return bool(runs) and not is_study
 
 
-def paper_tables(
-    lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None, *, others: bool = False
-) -> list[Table]:
-    """Return the paper's tables; `others` adds a general one of the lines that fit none of them.
-
-    `counts` are those of the data sets, or the reasons why there are none.
-    """
+def paper_tables(lines: Sequence[Line], *, others: bool = False) -> list[Table]:
+    """Return the paper's tables; `others` adds a general one of the lines that fit none of them."""
     runs = gathered(lines)
     unfit = {key: its for key, its in runs.items() if not any(scores.has(key) for scores in (TABLE2, TABLE3))}
     general = unfit if others else {}
     return [
-        *([] if counts is None else [data_table(counts)]),
         score_table(TABLE2, runs),
         score_table(TABLE3, runs),
         significance_table(runs),
