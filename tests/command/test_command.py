@@ -7,19 +7,15 @@ import io
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.run
 from gat_pyg import VERBS
 from gat_pyg.command import help as reference
 from gat_pyg.command.verbs import REQUIRED, SEVERAL, arguments_of, parser
-from gat_pyg.runs import folder
 from gat_pyg.settings.settings import TRAINER
 
 LIGHT = """
@@ -125,24 +121,6 @@ def test_a_stdout_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(SystemExit, match="1"):
             gat_pyg.run.main()
     assert "gat-pyg: standard output could not be written: No space left on device." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("sweeper", "remedy"),
-    [
-        ({}, None),
-        ({"optim": {"maximize": False}}, "optim.maximize=true"),
-        ({"ax_config": {"experiment": {"minimize": True}}}, "ax_config.experiment.minimize=false"),
-    ],
-)
-def test_a_sweeper_that_would_select_the_worst_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, sweeper: dict[str, Any], remedy: str | None
-):
-    config = OmegaConf.create({"run": {"dir": "x"}, "sweep": {"dir": "x"}, "sweeper": sweeper})
-    monkeypatch.setattr(folder.HydraConfig, "get", lambda: config)
-    folder.Invocation(Path(), False, None, ()).check()
-    with nullcontext() if remedy is None else pytest.raises(ValueError, match=rf"Use hydra\.sweeper\.{remedy}\."):
-        folder.Invocation(Path(), True, None, ()).check()
 
 
 def test_every_public_name_is_defined() -> None:

@@ -28,11 +28,6 @@ PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that st
 AT_ONCE = 100  # jobs that one process holds at the same time: each has an open file, its lock
 LOCK, SWEEP = ".lock", "multirun.yaml"
 COMMENT = "# "  # before the command, in the first line of the settings
-# The direction of a search by Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
-DIRECTIONS = {
-    "optim.maximize": (False, "true"),
-    "ax_config.experiment.minimize": (True, "false"),
-}
 
 
 class Invocation(NamedTuple):
@@ -54,20 +49,13 @@ class Invocation(NamedTuple):
         return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), overrides, command)
 
     def check(self) -> None:
-        """Raise ValueError if Hydra's folder is the working directory, or its sweeper would select the worst run."""
+        """Raise ValueError for a search without `-m`, or a folder without a name."""
         if not self.multirun and (search := [text for text in self.overrides if text.startswith("search=")]):
             raise ValueError(f"{search[0]} trains many settings, each in its own job. Write gat-pyg -m {search[0]}.")
         hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False, enum_to_str=True)
         mode = "sweep" if self.multirun else "run"
         if hydra[mode]["dir"] == "":
             raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
-        sweeper = flattened(hydra["sweeper"]) if self.multirun else {}
-        for name, (wrong, right) in DIRECTIONS.items():
-            if sweeper.get(name) is wrong:
-                raise ValueError(
-                    f"hydra.sweeper.{name} is {wrong}, but runs return a score that is highest for the best: the "
-                    f"validation score, negated if lower is better. Use hydra.sweeper.{name}={right}."
-                )
 
     def drop_folder(self) -> None:
         """Remove Hydra's folder if it is empty, and that of the multirun if it holds only Hydra's file."""
