@@ -341,17 +341,14 @@ def test_a_score_near_a_constant_prediction_or_below_a_baseline_has_a_warning(
     assert ("; worse than " in warning) == ({"majority", "baselines"} <= fields.keys())
 
 
-def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
+def test_a_test_score_is_shown_beside_a_constant_prediction():
     scores = ("accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373)
     result = Result("GAT", "cora", *scores, row="GAT", majority=31.9)
-    assert _beside(result, paper=True) == " (constant prediction 31.9 %, the paper 83.0 %)"
     assert _beside(result) == " (constant prediction 31.9 %)"
     assert _beside(result, "averaged prediction 84.0 %").startswith(" (averaged prediction 84.0 %, constant")
-    assert _beside(dataclasses.replace(result, study="ablation"), paper=True) == " (constant prediction 31.9 %)"
     assert (
         _beside(dataclasses.replace(result, value=31.9, dataset="mine")) == ""
     )  # where the warning has the constant's score
-    assert "paper" not in _beside(dataclasses.replace(result, metric="micro_f1"), paper=True)
 
 
 def hash_of(*overrides: str) -> str:

@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task
-from gat_pyg.paper.published import as_published
 from gat_pyg.runs.groups import gathered, lines_of
 from gat_pyg.runs.network import build_model
 from gat_pyg.settings.conf import CHOICES, check_names, config_folder
@@ -293,29 +292,6 @@ def test_a_data_set_has_the_metric_of_its_benchmark():
     assert parsed("dataset=minesweeper").metric == "roc_auc"
     assert parsed("dataset=minesweeper", "metric=accuracy").metric == "accuracy"
     assert parsed("dataset=cora").metric is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ("dataset=cora", True),
-        ("dataset=cora model.reproduction=true training.criterion=loss seed=3 runs=5 trainer.devices=2", True),
-        ("dataset=cora model=gcn64 model.act=elu", True),
-        ("dataset=ppi model=sage model.aggr=pool", True),
-        ("dataset=cora ++model.num_layers=5 model.hidden_channels=8 model.heads=8", False),
-        ("dataset=cora split.val=100", False),
-        ("dataset=cora training.lr=0.01", False),
-        ("dataset=cora training.max_epochs=5", False),
-        ("dataset=cora loader=neighbor", False),
-        ("dataset=pubmed ~recipe/on", False),
-        ("dataset=digits", False),  # not in the paper
-    ],
-)
-def test_only_the_settings_of_the_papers_runs_are_shown_beside_its_numbers(settings: str, expected: bool):
-    overrides = settings.split()
-    model = next((text.partition("=")[2] for text in overrides if text.startswith("model=")), "gat")
-    cell = parsed(*overrides).replace(cell=model)
-    assert as_published(cell) is expected
 
 
 @pytest.mark.parametrize("loader", ["full", "neighbor", "cluster"])

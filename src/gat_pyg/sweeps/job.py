@@ -18,7 +18,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig
 
 from ..distributed.ranks import is_first, rank_zero_print
-from ..paper.published import as_published
 from ..runs.defaults_by_data import LARGE, suited
 from ..runs.folder import (
     AT_ONCE,
@@ -245,7 +244,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
     """Train the seeds one by one unless that was done together, print the results, and return the mean quality."""
     settings, folder = job.settings, job.folder
     pruner = [job.pruner] if job.pruner is not None and settings.runs == 1 else []
-    results, diverged, paper = [], [], as_published(settings)
+    results, diverged = [], []
     for seed in settings.seeds:
         run_dir = job.run_folder(seed)
         result = finished(run_dir, settings.results)
@@ -256,14 +255,14 @@ def _end(job: Job, task: Task, together: bool) -> float:
         results.append(result)
         if is_first():
             short = together or job.title or settings.cell is not None
-            print(line(result, task, job.title) if short else summary(result, task, settings, paper), flush=True)
+            print(line(result, task, job.title) if short else summary(result, task, settings), flush=True)
     if is_first() and len(results) > 1:
         score, calibration = _averaged(job, task, [result.seed for result in results])
         val = statistics.fmean(result.val for result in results)
         whole = replace(results[0], value=round(score, 5), val=val, scores=None, run_dir=str(folder))
         whole.save(folder)
         named = f"{job.title}: " if job.title else ""
-        text = summary_of_all(results, whole, task, settings, calibration, paper)
+        text = summary_of_all(results, whole, task, settings, calibration)
         print(f"{named}{text}", end="", flush=True)
     if job.pruner is not None and job.pruner.ended:
         raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import torch
 from torch_geometric.utils import is_undirected
 
-from ..paper.published import published
 from ..runs.folder import relative_path
 from ..runs.reference_scores import OneHot, has_baselines, is_missing
 from ..runs.result import ERRICA, Result, scores_of
@@ -34,8 +32,8 @@ FEW = 30  # test rows below which a message calls their score uncertain
 LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 
-def summary(result: Result, task: Task, settings: Settings, paper: bool = False) -> str:
-    """Return the result of a run in a few lines, with the paths of its files; with `paper`, beside the paper's."""
+def summary(result: Result, task: Task, settings: Settings) -> str:
+    """Return the result of a run in a few lines, with the paths of its files."""
     metric, peak = _metric(result.metric, task), ""
     if result.peak_mib is not None:
         peak = f", {result.peak_mib:,.0f} MiB"
@@ -45,7 +43,7 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "suited": " ".join(settings.suited),
         "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
-        "test": f"{styled(metric.text(result.value), BOLD)}{_beside(result, paper=paper)}",
+        "test": f"{styled(metric.text(result.value), BOLD)}{_beside(result)}",
         "also": ", ".join(_metric(name, task).text(score) for name, score in (result.scores or {}).items()),
         "baselines": baselines_line(result.baselines, result.metric, settings),
         "warning": result.warning and styled(result.warning, RED),
@@ -222,7 +220,6 @@ def summary_of_all(
     task: Task,
     settings: Settings,
     calibration: Calibration | None = None,
-    paper: bool = False,
 ) -> str:
     """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below.
 
@@ -231,12 +228,11 @@ def summary_of_all(
         whole: that of their averaged prediction, which `gat_pyg.predict` returns, with the folder of them all.
         task, settings: of the runs.
         calibration: the calibration of the averaged prediction, if it can be calibrated.
-        paper: whether the settings are the paper's, so that its score is shown too.
     """
     metric, n = _metric(results[0].metric, task), len(results)
     scores = [result.value for result in results]
     averaged = f"averaged prediction {metric.value(whole.value)}"
-    spread = f"{styled(metric.text(*scores), BOLD)}{_beside(results[0], averaged, paper=paper)}"
+    spread = f"{styled(metric.text(*scores), BOLD)}{_beside(results[0], averaged)}"
     seconds = statistics.fmean(result.seconds for result in results)
     last = sorted(result.epochs for result in results)
     span = f"{last[0]}" if last[0] == last[-1] else f"{last[0]} to {last[-1]}"
@@ -264,16 +260,12 @@ def summary_of_splits(results: Sequence[Result]) -> str:
     return f"{first.dataset}, {first.method}: test {spread} over {len(splits)} splits{each}"
 
 
-def _beside(result: Result, *scores: str, paper: bool = False) -> str:
-    """Return in brackets what a test score is to be compared with: other scores, a constant prediction, the paper's."""
+def _beside(result: Result, *scores: str) -> str:
+    """Return in brackets what a test score is to be compared with: other scores, and a constant prediction."""
     metric = metric_named(result.metric)
     is_empty = result.majority == 0 and result.item == "link"  # as every Hits@K of equal predictions
     if result.majority is not None and not result.near_constant and not is_empty:
         scores = (*scores, f"constant prediction {metric.value(result.majority)}")
-    for table, name in (("2", "accuracy"), ("3", "micro_f1")):
-        printed = published().get((table, result.row, result.dataset)) if paper and not result.study else None
-        if printed is not None and not math.isnan(printed.mean) and result.metric == name:
-            scores = (*scores, f"the paper {metric.value(printed.mean)}")
     return f" ({', '.join(scores)})" if scores else ""
 
 
