@@ -174,7 +174,7 @@ def test_missing_gpus_are_named_before_anything_is_read_or_written(command: Comm
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(gat_pyg.sweeps.job, "read_task", lambda config: pytest.fail("the data would be downloaded"))
     output = command("trainer=ddp", "trainer.devices=2", fails=True)
-    assert "finds 1 GPU on this machine" in output and len(output.splitlines()) == 1, output
+    assert "requested gpu: [0, 1] But your machine only has: [0]" in output and len(output.splitlines()) == 1, output
     assert not [*before.rglob("*")]
 
 

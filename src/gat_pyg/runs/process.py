@@ -22,7 +22,9 @@ from torch import nn
 
 from ..distributed.ranks import rank_zero_print
 from ..settings.factory import Factory
+from ..settings.settings import FIXED
 from ..tasks.task import Task
+from ..training.progress import quiet
 
 ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads
@@ -41,32 +43,14 @@ def device_name(trainer: Trainer) -> str:
 
 
 def check_gpus(trainer: Factory) -> None:
-    """Check that this machine has the GPUs that the settings require.
+    """Let Lightning check that this machine has the GPUs that the settings require, before anything is written.
 
     Raises:
         ValueError: if it has fewer.
     """
-    if trainer.get("accelerator") not in ("gpu", "cuda"):
-        return
-    devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
-    indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning
-    needed = 1
-    if isinstance(indices, Sequence) and not isinstance(indices, str):
-        needed = 1 + max((int(index) for index in indices if index != ""), default=0)
-    elif str(devices).isdecimal():  # neither "auto" nor -1, which means all
-        needed = int(devices)
-    if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
-        return
-    built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
-    count = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
-    fewer = "" if gpus == 0 else f"trainer.devices={gpus}, or "
-    cpu = "trainer=cpu" if trainer.get("strategy") is None else "trainer=ddp_cpu for processes on its CPUs"
-    raise ValueError(
-        f"trainer.accelerator is {trainer.get('accelerator')} and trainer.devices is {devices}, "
-        f"but torch {torch.__version__}{built} finds {count} on this machine{among}. Use {fewer}{cpu}."
-    )
+    if trainer.get("accelerator") in ("gpu", "cuda"):
+        with quiet():
+            trainer(logger=False, **FIXED)
 
 
 def keep_memory() -> None:

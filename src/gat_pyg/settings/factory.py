@@ -92,7 +92,7 @@ class Factory:
             cause = error.__cause__ if isinstance(error, HydraException) else error  # as Hydra 1.4 raises it
             if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
                 raise
-            hint = " On this machine, trainer=cpu may work." if _NO_DEVICE.search(str(cause)) else ""
+            hint = " On this machine, trainer=cpu or trainer=ddp_cpu may work." if _NO_DEVICE.search(str(cause)) else ""
             text = " ".join(str(cause).split())
             if str(self.target).startswith("gat_pyg."):  # its message is complete
                 raise ValueError(text) from error
@@ -101,7 +101,7 @@ class Factory:
             raise ValueError(message) from error
 
 
-_NO_DEVICE = re.compile(r"accelerator is not available")  # part of Lightning's message
+_NO_DEVICE = re.compile("accelerator is not available|No supported gpu backend|your machine only has")  # of Lightning
 
 
 @dataclass(frozen=True)
