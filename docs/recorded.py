@@ -21,12 +21,12 @@ from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
 from gat_pyg.paper.published import published
-from gat_pyg.paper.tables.scores import TABLE2, TABLE3, ablation_table, score_table, shown, significance_table
+from gat_pyg.paper.tables.scores import ABLATION, TABLE2, TABLE3, score_table, shown
 from gat_pyg.paper.tables.strong import strong_table
 from gat_pyg.report.tables.cells import Table
 from gat_pyg.report.tables.comparison import comparison_table
 from gat_pyg.report.tables.formats import markdown_table
-from gat_pyg.report.tables.general import Rows, general_table, rows_of
+from gat_pyg.report.tables.general import Column, Rows, general_table, rows_of
 from gat_pyg.runs.groups import Key, gathered, lines_of
 from gat_pyg.sweeps.grid import cells_of
 
@@ -36,6 +36,7 @@ OUT = DOCS / "generated"
 THEMES = {"light": "#222222", "dark": "#dddddd"}  # the colour of text
 BLUE, ORANGE, GREY = "#3b8bba", "#ee7733", "#999999"
 WHOLE = "GAT (strong), parts"  # the row with which experiment=parts compares
+RIVALS = {"GCN-64*": TABLE2, "Const-GAT": TABLE3}  # the same networks without attention
 DATASETS = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
 
 
@@ -111,15 +112,22 @@ def write_versions() -> None:
 
 
 def write_results() -> None:
-    """Write Tables 2 and 3, their significance and the ablation, from the recorded result lines."""
+    """Write Tables 2 and 3, what GAT gains from attention, and the ablation, from the recorded result lines."""
     names = [*(f"table2-{name}.jsonl" for name in DATASETS), "table3.jsonl", "ablation.jsonl"]
     runs = gathered(line for name in names for line in lines_of(newest(name)))
+    switched = rows_of({key: its for key, its in runs.items() if key.study == ABLATION})
     tables: dict[str, Table] = {
         "table2": score_table(TABLE2, runs),
         "table3": score_table(TABLE3, runs),
-        "significance": significance_table(runs),
-        "ablation": ablation_table(runs),
+        "ablation": comparison_table(switched, "GAT: text"),
     }
+    for rival, scores in RIVALS.items():
+        columns = [Column(dataset, scores.metric) for dataset in scores.datasets]
+        rows = {
+            method: {column: shown(runs, Key(method, column.dataset, column.metric)) for column in columns}
+            for method in ("GAT", rival)
+        }
+        tables[f"against-{rival.lower().strip('*')}"] = comparison_table(rows, rival)
     for name, one in tables.items():
         write_table(name, one)
 

@@ -10,26 +10,14 @@ import pytest
 from scipy import stats
 
 from gat_pyg.paper.published import published
+from gat_pyg.paper.tables.scores import fits_paper, paper_tables
 from gat_pyg.paper.tables.strong import split_of
 from gat_pyg.report.tables.cells import NONE
+from gat_pyg.report.write import general_tables
 from gat_pyg.runs.significance import t_test_of
 from gat_pyg.settings.names import dataset_name
 from gat_pyg.sweeps.grid import cells_of
 from tests.report.samples import at, by_hand, named, one, report, row_of, seeds, switched, write_lines
-
-
-def test_significance_stands_beside_both_scores():
-    table = named(by_hand(), "significance")
-    assert row_of(table, "Cora") == [
-        "Cora",
-        "83.0 ± 1.0 (3)",
-        "GCN-64*",
-        "81.0 ± 0.5 (3)",
-        "+2.0",
-        "0.0548",
-    ]  # t = 3.098, 2.94 degrees
-    assert row_of(table, "PPI")[4:] == ["+0.040", "0.0299"]
-    assert row_of(table, "Pubmed")[3:] == [NONE] * 3
 
 
 def test_a_table_of_hand_made_runs():
@@ -81,24 +69,21 @@ def test_methods_that_the_paper_lacks_follow_and_other_data_sets_are_among_the_r
     assert row_of(named(lines, "runs"), "MLP")[7:9] == ["500", "400"]
 
 
-def test_the_ablation_stands_beside_gat_with_its_seconds():
+def test_the_ablation_is_a_study_of_rows_and_no_row_of_table_2():
     texts = [switched("text", line.result.value, line.result.seed) for line in by_hand()[:3]]
-    table = named(at([*(line.result for line in by_hand()), *texts]), "ablation")
-    assert [[cell.text for cell in row] for row in table.rows] == [
-        ["Cora", "text", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
-        ["Cora", "score bias", "83.5 ± 0.5 (3)", "+0.5", "0.4961", "9.0"],
-        ["Cora", "GAT in Table 2", "83.0 ± 1.0 (3)", "0.0", "1.0000", "9.0"],
+    lines = at([*(line.result for line in by_hand()), *texts])
+    general = next(table for table in paper_tables(lines, others=True) if table.name == "general")
+    assert [row[0].text for row in general.rows] == ["GAT: score bias", "GAT: text"]
+    assert row_of(named(lines, "table2"), "GAT")[1] == "83.0 ± 1.0 (3)"
+    studied = [line for line in lines if line.result.study == "ablation"]
+    _, against, *_ = general_tables(studied, "GAT: text")
+    assert row_of(against, "Cora accuracy (%) ↑")[1:5] == [
+        "GAT: score bias",
+        "83.5 ± 0.5 (3)",
+        "83.0 ± 1.0 (3)",
+        "+0.5",
     ]
-    text = named(at([switched("skip"), switched("text", 80.0), one("GAT", value=82.0)]), "ablation")
-    assert [[cell.text for cell in row][1:4] for row in text.rows] == [
-        ["text", "80.0 (1)", NONE],
-        ["skip", "83.0 (1)", "+3.0"],
-        ["GAT in Table 2", "82.0 (1)", "+2.0"],
-    ]
-    without = named(at([switched("score bias")]), "ablation")
-    assert [cell.text for cell in without.rows[0]] == ["Cora", "score bias", "83.0 (1)", NONE, NONE, "9.0"]
-    empty = named(at([one()]), "ablation")
-    assert not empty.rows and empty.notes[-1].endswith("their study is “ablation”.")
+    assert not fits_paper(studied) and fits_paper(lines)
 
 
 def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(

@@ -1,4 +1,4 @@
-"""Tables 2 and 3 with our numbers beside the paper's, their significance, and the ablation."""
+"""Tables 2 and 3 with our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...report.tables.cells import (
-    NAMES,
-    NONE,
-    Cell,
-    Row,
-    Table,
-    difference_cell,
-    ours_cell,
-    p_cell,
-    spread,
-)
+from ...report.tables.cells import NAMES, NONE, Cell, Table, difference_cell, ours_cell, spread
 from ...report.tables.general import general_table, rows_of
 from ...report.tables.sources import source_tables
 from ...runs.groups import Gathered, Key, Line, Runs, gathered, ranked
-from ...runs.significance import t_test_of
 from ...tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from ..published import Printed, published
 
@@ -34,13 +23,12 @@ class Scores(NamedTuple):
     caption: str
     datasets: tuple[str, ...]
     metric: str
-    rival: str  # the same network without attention
-    training: str  # how `experiment=table<number>` trains GAT and its rival
+    training: str  # how `experiment=table<number>` trains GAT and the same network without attention
     as_gat: bool = False  # if true, it has a column of the study `AS_GAT`
 
     def has(self, key: Key) -> bool:
-        """Return True if runs with this key have the table's data sets and metric."""
-        return key.dataset in self.datasets and key.metric == self.metric
+        """Return True if runs with this key have the table's data sets and metric, and are no ablation."""
+        return key.dataset in self.datasets and key.metric == self.metric and key.study != ABLATION
 
 
 TABLE2 = Scores(
@@ -48,7 +36,6 @@ TABLE2 = Scores(
     "Test accuracy in percent",
     ("cora", "citeseer", "pubmed"),
     ACCURACY.name,
-    "GCN-64*",
     "GAT is the authors' code, and it and GCN-64* stop on the validation loss",
 )
 TABLE3 = Scores(
@@ -56,7 +43,6 @@ TABLE3 = Scores(
     "Test micro-F1",
     ("ppi",),
     MICRO_F1.name,
-    "Const-GAT",
     "GAT and Const-GAT are the authors' code and stop on the validation score; unlabelled nodes are left out",
     as_gat=True,
 )
@@ -77,8 +63,6 @@ def paper_tables(lines: Sequence[Line], *, others: bool = False) -> list[Table]:
     return [
         score_table(TABLE2, runs),
         score_table(TABLE3, runs),
-        significance_table(runs),
-        ablation_table(runs),
         *([general_table(rows_of(general))] if general else []),
         *source_tables(runs, lines, lambda key, one: key in general or _stands(one, key, runs)),
     ]
@@ -86,9 +70,7 @@ def paper_tables(lines: Sequence[Line], *, others: bool = False) -> list[Table]:
 
 def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
     """Return True if one of the paper's tables shows these runs."""
-    if not any(scores.has(key) for scores in (TABLE2, TABLE3)):
-        return False
-    return one is (runs[key][0] if key.study == ABLATION else shown(runs, key._replace(form="")))
+    return any(scores.has(key) for scores in (TABLE2, TABLE3)) and one is shown(runs, key._replace(form=""))
 
 
 def forms(runs: Gathered, key: Key) -> list[Runs]:
@@ -140,7 +122,7 @@ def score_table(scores: Scores, runs: Gathered) -> Table:
 
 def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
     """Yield notes on the form that a row shows, with the mean validation scores of all its forms."""
-    for key in dict.fromkeys(key._replace(form="") for key in runs if scores.has(key) and key.study != ABLATION):
+    for key in dict.fromkeys(key._replace(form="") for key in runs if scores.has(key)):
         its = forms(runs, key)
         if len(its) > 1:
             digits = metric_named(key.metric).digits + 1
@@ -153,80 +135,3 @@ def paper_cell(paper: Printed | None, metric: str) -> Cell:
     if paper is None or math.isnan(paper.mean):
         return Cell(NONE)
     return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""))
-
-
-# Significance -------------------------------------------------------------------------------------------------------
-
-
-def significance_table(runs: Gathered) -> Table:
-    """Return the table of GAT against the same network without attention: difference and p-value."""
-    rows: list[Row] = []
-    for scores in (TABLE2, TABLE3):
-        for dataset in scores.datasets:
-            gat = shown(runs, Key("GAT", dataset, scores.metric))
-            rival = shown(runs, Key(scores.rival, dataset, scores.metric))
-            rows.append(
-                {
-                    "Data set": NAMES[dataset],
-                    "GAT": ours_cell(gat, scores.metric),
-                    "rival": scores.rival,
-                    "rival's score": ours_cell(rival, scores.metric),
-                    "difference": difference_cell(gat, rival, scores.metric),
-                    "p": welch_cell(gat, rival),
-                }
-            )
-    return Table.of(
-        "significance",
-        "GAT against its rival without attention.",
-        rows,
-        (
-            "p is two-sided, by Welch's t-test, which assumes no equal deviations and needs two runs of both.",
-            "Runs are not paired: a seed draws other weights and masks for another network, and the split is the same "
-            "for all. So p covers the randomness of training alone, not other splits or graphs.",
-        ),
-    )
-
-
-def welch_cell(first: Runs | None, second: Runs | None) -> Cell:
-    """Return the cell of the p-value of Welch's t-test between the scores of two methods."""
-    if first is None or second is None:
-        return Cell(NONE)
-    return p_cell(t_test_of(first.values, second.mean, second.std, len(second.values)))
-
-
-# The ablation -------------------------------------------------------------------------------------------------------
-
-
-def ablation_table(runs: Gathered) -> Table:
-    """Return the table from the paper's text to the authors' code, one switch at a time."""
-    rows: list[Row] = []
-    for scores in (TABLE2, TABLE3):
-        for dataset in scores.datasets:
-            switched = [key for key in runs if key.study == ABLATION and key.dataset == dataset and scores.has(key)]
-            if not switched:
-                continue
-            gat = Key("GAT", dataset, scores.metric)
-            base = gat._replace(form="text", study=ABLATION)  # the others are compared with it
-            for key in sorted((*switched, *[gat] * (gat in runs)), key=lambda key: key != base):  # base first
-                one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
-                rows.append(
-                    {
-                        "Data set": NAMES[dataset],
-                        "form": f"GAT in Table {scores.number}" if key == gat else key.form,
-                        "test": ours_cell(one, scores.metric),
-                        "difference": difference_cell(one, first, scores.metric),
-                        "p": welch_cell(one, first),
-                        "seconds a run": f"{one.seconds:.1f}",
-                    }
-                )
-    return Table.of(
-        "ablation",
-        "The paper's text against the authors' code, one switch at a time.",
-        rows,
-        (
-            "Difference and p (as above, of each row alone) are from the text; where there are no runs of it, there is "
-            "none. A form of the residual is a switch only of networks that have one, on PPI.",
-            *([] if rows else [f"There are no lines of it: their study is “{ABLATION}”."]),
-        ),
-        columns=("Data set", "form", "test", "difference", "p", "seconds a run"),
-    )
