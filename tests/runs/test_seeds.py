@@ -191,7 +191,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     compiles = ("training.compile=true", "training.max_epochs=1")
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
     assert says(*compiles) == "digits: 2 runs one by one, since training.compile is true"
-    reason = "it calls .item() on a tensor, which torch.func.vmap does not allow"
+    reason = "torch.func.vmap fails (It looks like you're calling .item() on a Tensor)"
     assert says(*NORM) == f"digits: 2 runs one by one, since MLP cannot be stacked: {reason}"
     assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
     assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")

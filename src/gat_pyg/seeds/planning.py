@@ -24,12 +24,6 @@ from .module import Stacked, StackedInductive
 
 T = TypeVar("T")
 CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
-VMAP = {  # parts of errors of torch.func.vmap, and what they mean
-    ".item()": "it calls .item() on a tensor, which torch.func.vmap does not allow",
-    "data-dependent control flow": "it branches on the values of a tensor, which torch.func.vmap does not allow",
-    "inplace": "it changes a tensor in place that the models of a stack share",
-    "uninitialized parameter": "it has lazy parameters, whose shapes are unknown before the first call",
-}
 
 
 class StackPlan(NamedTuple):
@@ -114,11 +108,8 @@ def trial(
 
 
 def _vmap_failed(error: Exception) -> str:
-    """Return the reason that the error of `torch.func.vmap` is about, or its first sentence."""
-    text = " ".join(str(error).split())
-    for part, reason in VMAP.items():
-        if part in text:
-            return reason
+    """Return the first sentence of an error of `torch.func.vmap`."""
+    text = " ".join(str(error).split()).removeprefix("vmap: ")
     return f"torch.func.vmap fails ({text.partition('. ')[0].removesuffix('.')[:300]})"
 
 
