@@ -192,7 +192,7 @@ def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: b
     assert torch.equal(edges.rowptr, expected.rowptr)
     assert pairs(torch.stack([edges.src, edges.dst])) == pairs(torch.stack([expected.src, expected.dst]))
     assert torch.equal(edges.index[:, rows_of(edges)], torch.stack([edges.src, edges.dst]))
-    if layout in ("coo", "csr", "SparseTensor") or (layout == "sorted EdgeIndex" and not loops):
+    if layout in ("coo", "csr", "SparseTensor"):
         assert edges.perm is None  # what comes sorted is not sorted again
 
 
@@ -296,14 +296,6 @@ def test_the_ids_of_replaced_loops_may_be_any(remote: bool) -> None:
     assert looped.tolist() == [[0, 0, 1], [1, 0, 1]] and edges.rowptr.tolist() == [0, 1, 3]
     assert neighbourhoods(torch.tensor([[7], [7]]), 0, 0, add_self_loops=True).num_edges == 0
     assert remote == (edges.long is not None)
-
-
-@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-def test_an_edge_index_with_a_wrong_sort_order_is_an_error(flow: str, remote: bool) -> None:
-    side = "col" if flow == "source_to_target" else "row"
-    index = EdgeIndex(RANDOM.index, sparse_size=(40, 40), sort_order=side)
-    with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Build .*sort_by"):
-        neighbourhoods(index, 40, 40, flow=flow)
 
 
 @pytest.mark.parametrize("loops", [False, True])

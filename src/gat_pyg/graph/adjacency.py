@@ -13,8 +13,8 @@ from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops as append_self_loops
 from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
 
-from .checks import check_ids, check_matrix, check_rowptr
-from .edges import Edges, Flow, _bounds, _ends, _falls, _id_dtype, _pointer, read
+from .checks import check_matrix, check_rowptr
+from .edges import Edges, Flow, _ends, _id_dtype, read
 from .remembered import get_result, remembered, set_result
 
 
@@ -93,10 +93,9 @@ def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flo
         return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
     if adjacency.layout != torch.strided:
         return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
-    if add_self_loops:
-        edges = Edges.with_loops(_as_index(adjacency, flow), num_src, num_dst)
-    else:
-        edges = _group(adjacency, num_src, num_dst, flow)
+    index = adjacency.as_tensor() if isinstance(adjacency, EdgeIndex) else adjacency
+    group = Edges.with_loops if add_self_loops else Edges.from_index
+    edges = group(index if flow == "source_to_target" else index.flip(0), num_src, num_dst)
     if (known := get_result(_dropout_ids, adjacency)) is not None:
         ids, at = known[1 + add_self_loops], edges.dropout_ids
         edges = replace(edges, dropout_ids=ids if at is None or not edges.num_edges else ids.index_select(0, at))
@@ -145,31 +144,6 @@ def set_dropout_ids(edge_index: Tensor, ids: Tensor, looped: Tensor) -> None:
         largest = max(int(values.max()) if values.numel() else 0 for values in (ids, looped))
         narrow = (values.to(_id_dtype(0, 0, largest)) for values in (ids, looped))
         set_result(_dropout_ids, edge_index, (ids, *narrow))
-
-
-def _as_index(edge_list: Tensor, flow: Flow) -> Tensor:
-    """Return the edges as a tensor `[2, E]` of (src, dst)."""
-    index = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
-    return index if flow == "source_to_target" else index.flip(0)
-
-
-def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
-    """Group an edge list by dst, without sorting if it is sorted by dst already."""
-    index, side = _as_index(edge_list, flow), "col" if flow == "source_to_target" else "row"
-    if not isinstance(edge_list, EdgeIndex) or edge_list.sort_order != side:
-        return Edges.from_index(index, num_src, num_dst)
-    src, dst = index
-
-    def check(facts: dict[str, int], _: int) -> None:
-        check_ids(facts, "dst", num_dst)
-        if facts["falls"]:
-            raise ValueError(
-                f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
-                f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
-            )
-
-    scalars = _bounds(index, "src", "dst") | {"falls": _falls(dst)}
-    return Edges._by_rows(_pointer(dst, num_dst), src, num_src, scalars, check)
 
 
 def _from_sparse_tensor(adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:

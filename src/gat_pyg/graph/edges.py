@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -150,24 +149,17 @@ class Edges:
             ValueError: if rowptr does not rise from 0 to E.
             IndexError: if a src is outside `[0, num_src)`.
         """
-        rowptr, src = _beneath(rowptr), _beneath(src)
+        rowptr, src, num_dst, count = _beneath(rowptr), _beneath(src), rowptr.numel() - 1, src.numel()
         with _outside():
-            return cls._by_rows(rowptr, src, num_src, _bounds(src[None], "src") | _ends(rowptr), check_rowptr)
-
-    @classmethod
-    def _by_rows(
-        cls, rowptr: Tensor, src: Tensor, num_src: int, scalars: dict[str, Tensor], check: Callable[..., None]
-    ) -> Edges:
-        """Build from CSR, after a check of the facts in `scalars` and of src; nothing of the memory is shared."""
-        num_dst, count = rowptr.numel() - 1, src.numel()
-        src = src.detach().to(_id_dtype(num_src, num_dst, count))
-        facts, columns = _read_facts(rowptr, src, num_src, scalars)
-        check(facts, count)
-        check_ids(facts, "src", num_src)
-        rowptr = rowptr.detach().to(torch.int64, copy=True).contiguous()
-        index = torch.stack([src, ptr2index(rowptr, output_size=count).to(src.dtype)])
-        edges = cls(index, rowptr, index[0], index[1], None, num_src, num_dst, long=_long(facts))
-        return edges._with_columns(columns)
+            scalars = _bounds(src[None], "src") | _ends(rowptr)
+            src = src.detach().to(_id_dtype(num_src, num_dst, count))
+            facts, columns = _read_facts(rowptr, src, num_src, scalars)
+            check_rowptr(facts, count)
+            check_ids(facts, "src", num_src)
+            rowptr = rowptr.detach().to(torch.int64, copy=True).contiguous()
+            index = torch.stack([src, ptr2index(rowptr, output_size=count).to(src.dtype)])
+            edges = cls(index, rowptr, index[0], index[1], None, num_src, num_dst, long=_long(facts))
+            return edges._with_columns(columns)
 
     def _with_columns(self, columns: tuple[Tensor, Tensor] | None) -> Edges:
         """Return these edges, with their CSC form where its `_columns` are known."""
@@ -370,12 +362,8 @@ def _read_facts(
     return {"edges": src.numel(), **read(scalars)}, columns
 
 
-def _falls(values: Tensor) -> Tensor:
-    return (values[1:] < values[:-1]).any()
-
-
 def _ends(rowptr: Tensor) -> dict[str, Tensor]:
-    return {"first": rowptr[0], "last": rowptr[-1], "falls": _falls(rowptr)}
+    return {"first": rowptr[0], "last": rowptr[-1], "falls": (rowptr[1:] < rowptr[:-1]).any()}
 
 
 def _long_counts(rowptr: Tensor, colptr: Tensor) -> dict[str, Tensor]:
