@@ -14,7 +14,7 @@ from ..graph.edges import Edges
 from ..graph.memory import elements
 from ..kernels.cpu.cache import compiled, inline
 from ..kernels.cpu.draw import DRAWN, draw
-from ..kernels.cpu.rows import SPLIT, Job, Shape, run
+from ..kernels.cpu.rows import Job, Shape, run
 from ..kernels.cpu.vector import load, of_model, only_if, pointer, splat, store
 
 
@@ -28,15 +28,6 @@ def _keep(work: Any, drop: Any, keep_: Any, four: Any) -> None:
 
 
 @inline
-def _block(rowptr: Any, row: int, last: int) -> int:
-    """The end of the rows from this one on that have no more than `SPLIT` non-zeros, or are one."""
-    stop = row + 1
-    while stop < last and rowptr[stop + 1] - rowptr[row] <= SPLIT:
-        stop += 1
-    return stop
-
-
-@inline
 def _draw_numbers(keep: Any, begin: int, end: int, drop: Any, model: int, four: Any) -> int:
     """k of the numbers from `begin` to `end`, as `_keep` has them, from one a little before on, which is returned."""
     first = begin // (4 * DRAWN)
@@ -45,11 +36,26 @@ def _draw_numbers(keep: Any, begin: int, end: int, drop: Any, model: int, four: 
     return first * 4 * DRAWN
 
 
+@inline
+def _sum_tile(begin: int, end: int, col: Any, place: Any, values: Any, keep: Any, base: int, weight: Any, channels: int,
+              c: int, tile: Any, count: Any, out: Any, to: int) -> None:  # fmt: skip
+    """Store sum_k v_k W_col(k) over some non-zeros for a tile of the features from c on."""
+    total = splat(weight, 0.0, tile)
+    for k in range(begin, end):
+        at = np.int64(k) if place is None else np.int64(place[k])
+        value = values[at]
+        if keep is not None:
+            value = value * keep[at - base]
+        total = total + value * load(weight, np.int64(col[k]) * channels + c, tile, count)
+    store(out, to + c, total, count)
+
+
 @compiled
 def _gather_rows(
     work: Any,
     rowptr: Any,
     col_: Any,
+    place_: Any,
     values_: Any,
     own_values: Any,
     weight_: Any,
@@ -60,87 +66,29 @@ def _gather_rows(
     tile: Any,
     four: Any,
 ) -> None:
-    """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own."""
+    """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own.
+
+    With `place`, the value of non-zero k is at place[k].
+    """
     first, last, model, models, buffers = work
-    col, width = pointer(col_, 0), 1 << len(tile)
+    col, place, width = pointer(col_, 0), pointer(place_, 0), 1 << len(tile)
     (values,) = of_model((values_,), min(model, own_values - 1), own_values)
     (weight,) = of_model((weight_,), min(model, own_weight - 1), own_weight)
     (out,) = of_model((out_,), model, models)
     keep, base = only_if(drop, pointer(buffers[0], 0)), 0
+    if drop is not None:
+        if place_ is None:
+            base = _draw_numbers(keep, np.int64(rowptr[first]), np.int64(rowptr[last]), drop, model, four)
+        else:
+            _draw_numbers(keep, 0, place_.size, drop, model, four)
     whole = channels // width * width
-    while first < last:
-        stop = _block(rowptr, first, last)
-        if drop is not None:
-            base = _draw_numbers(keep, np.int64(rowptr[first]), np.int64(rowptr[stop]), drop, model, four)
-        for i in range(first, stop):
-            to = np.int64(i) * channels
-            for c in range(0, whole, width):
-                total = splat(weight, 0.0, tile)
-                for k in range(np.int64(rowptr[i]), np.int64(rowptr[i + 1])):
-                    value = values[k]
-                    if drop is not None:
-                        value = value * keep[k - base]
-                    total = total + value * load(weight, np.int64(col[k]) * channels + c, tile, None)
-                store(out, to + c, total, None)
-            if whole < channels:
-                total, count = splat(weight, 0.0, tile), channels - whole
-                for k in range(np.int64(rowptr[i]), np.int64(rowptr[i + 1])):
-                    value = values[k]
-                    if drop is not None:
-                        value = value * keep[k - base]
-                    total = total + value * load(weight, np.int64(col[k]) * channels + whole, tile, count)
-                store(out, to + whole, total, count)
-        first = stop
-
-
-@inline
-def _scatter(row: Any, values: Any, keep: Any, base: int, drop: Any, col: Any, begin: int, end: int, channels: int,
-             out: Any, c: int, tile: Any, count: Any) -> None:  # fmt: skip
-    """out_col(k) += v_k R for a tile of a row R."""
-    for k in range(begin, end):
-        value, at = values[k], np.int64(col[k]) * channels + c
-        if drop is not None:
-            value = value * keep[k - base]
-        store(out, at, load(out, at, tile, count) + value * row, count)
-
-
-@compiled
-def _scatter_rows(
-    work: Any,
-    rowptr: Any,
-    col_: Any,
-    values_: Any,
-    own_values: Any,
-    rows_: Any,
-    own_rows: Any,
-    channels: Any,
-    drop: Any,
-    out_: Any,
-    tile: Any,
-    four: Any,
-) -> None:
-    """out_col(k) += v_k R_i for all rows and some tiles of the features, into zeros that a core's cache holds."""
-    first, last, model, models, buffers = work
-    col, width, size = pointer(col_, 0), 1 << len(tile), rowptr.size - 1
-    (values,) = of_model((values_,), min(model, own_values - 1), own_values)
-    (rows,) = of_model((rows_,), min(model, own_rows - 1), own_rows)
-    (out,) = of_model((out_,), model, models)
-    keep, base = only_if(drop, pointer(buffers[0], 0)), 0
-    for c in range(first * width, min(last * width, channels), width):
-        start, count = 0, channels - c
-        while start < size:
-            stop = _block(rowptr, start, size)
-            if drop is not None:
-                base = _draw_numbers(keep, np.int64(rowptr[start]), np.int64(rowptr[stop]), drop, model, four)
-            for i in range(start, stop):
-                begin, end, at = np.int64(rowptr[i]), np.int64(rowptr[i + 1]), np.int64(i) * channels + c
-                if count >= width:
-                    row = load(rows, at, tile, None)
-                    _scatter(row, values, keep, base, drop, col, begin, end, channels, out, c, tile, None)
-                else:
-                    row = load(rows, at, tile, count)
-                    _scatter(row, values, keep, base, drop, col, begin, end, channels, out, c, tile, count)
-            start = stop
+    for i in range(first, last):
+        begin, end, to = np.int64(rowptr[i]), np.int64(rowptr[i + 1]), np.int64(i) * channels
+        for c in range(0, whole, width):
+            _sum_tile(begin, end, col, place, values, keep, base, weight, channels, c, tile, None, out, to)
+        if whole < channels:
+            rest = channels - whole
+            _sum_tile(begin, end, col, place, values, keep, base, weight, channels, whole, tile, rest, out, to)
 
 
 def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
@@ -162,22 +110,20 @@ def weighted_rows(
     """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of a pattern and values; with an axis in front of any but the
     pattern of as many matrices. Dropout of the values is that of `keep`.
     """
-    rowptr, col, columns = pattern.rowptr, pattern.col, pattern.num_cols
+    pattern, place = pattern.transpose if back else (pattern, None)
     drawn = (t.shape for t in (seed, dropout) if isinstance(t, Tensor))
     batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], *drawn)
-    channels, rows = weight.size(-1), columns if back else rowptr.numel() - 1
+    channels, size = weight.size(-1), pattern.col.numel()
     shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=0)
-    bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else elements(rowptr)
-    longest = int(np.diff(elements(rowptr)).max(initial=0)) if seed is not None else 0
     seed = seed if seed is None else seed.expand(batch)
-    out = shape.empty(rows, channels)
-    out = out.zero_() if back else out
+    out, room = shape.empty(pattern.num_rows, channels), 0 if seed is None else size + 8 * DRAWN
     run(
-        _scatter_rows if back else _gather_rows,
+        _gather_rows,
         shape.dtype,
-        Job(bounds, shape.models, max(SPLIT, longest) + 8 * DRAWN, shape.models * col.numel() * channels),
-        rowptr,
-        col,
+        Job(elements(pattern.rowptr), shape.models, room, shape.models * size * channels),
+        pattern.rowptr,
+        pattern.col,
+        place,
         shape.flat(values),
         math.prod(values.shape[:-1]),
         shape.flat(weight),

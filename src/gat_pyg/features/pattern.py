@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -35,7 +35,6 @@ class Pattern:
     rowptr: Tensor
     col: Tensor
     num_cols: int
-    _copies: dict[int, Pattern] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, x: Tensor) -> Pattern:
@@ -61,25 +60,6 @@ class Pattern:
             col, place = torch.sort(self.col, stable=True)
             rowptr = index2ptr(col.long(), self.num_cols).to(col.dtype)
             return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows), place
-
-    def copies(self, n: int) -> Pattern:
-        """The pattern of n such matrices along the diagonal of a larger one."""
-        if n not in self._copies:
-            transpose, place = self.transpose
-            with _lasting(self):
-                diagonal = self._diagonal(n)
-                number = torch.arange(n, device=place.device)[:, None]
-                # built from the transpose of one, so that nothing is sorted
-                vars(diagonal)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
-            self._copies.clear()  # a stack of models that shrinks uses one size at a time
-            self._copies[n] = diagonal
-        return self._copies[n]
-
-    def _diagonal(self, n: int) -> Pattern:
-        nnz, wide = self.col.numel(), n * max(self.col.numel(), self.num_rows, self.num_cols) > _INT32_MAX
-        number = torch.arange(n, device=self.col.device, dtype=torch.int64 if wide else self.col.dtype)[:, None]
-        rowptr = torch.cat([self.rowptr[:1].to(number.dtype), (self.rowptr[1:] + nnz * number).flatten()])
-        return Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
 
 
 @remembered

@@ -56,9 +56,8 @@ class _Sums(torch.autograd.Function):
         if seed is not None:
             return _Sums.forward(_dropped(values, seed, p), weight, None, p, pattern, back)
         if batch := values.shape[:-1] or weight.shape[:-2]:
-            values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
-            out = _Sums.forward(values, weight, None, p, pattern.copies(*batch), back)
-            return out.view(*batch, -1, weight.size(-1))
+            each = zip(values.expand(*batch, -1), weight.expand(*batch, -1, -1), strict=True)
+            return torch.stack([_Sums.forward(*operands, None, p, pattern, back) for operands in each])
         if back:
             pattern, place = pattern.transpose
             values = values.index_select(0, place)
