@@ -116,7 +116,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
             kernel for kernel in kernels if {f"p_{pointer}" for pointer in passed.split()} <= {*kernel.arg_names}
         )
         signature, values, aligned = {}, {}, {}
-        constants = {"STRIDE": None} | constants
+        constants = {"STRIDE": None, "X_STRIDE": None} | constants
         numbers = INTEGERS | ({"threshold": "i32"} if p == "number" else {"threshold": "*i64", "keep_scale": "*fp32"})
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")
@@ -271,11 +271,6 @@ MEMORY = f"{TERMS} g ptr dst place edge_ids grad_src grad_edge {CHUNKS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
     "merge": ("_merge_kernel", "chunks chunks_h rows first out lse out_plus mass_plus", TILE),
-    "sum": (
-        "_sum_kernel",
-        "chunks rows first wide narrow",
-        {"EACH_WIDE": 64, "EACH_NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256},
-    ),
     "mean": ("_mean_kernel", "grad out out_plus mass_plus dst_terms grad_dst", TILE),
     "mean of g": ("_segment_mean_kernel", f"g {TERMS} ptr src perm grad_dst", TILE),
     "mean of g, long rows": (

@@ -60,7 +60,7 @@ def slices_of_one_tensor() -> None:
 # A fault: the function that contains it, the code before and after, the call, and the finding.
 FAULTS: dict[str, tuple[Any, str, str, str, Callable[[], Any], str]] = {
     "ids beyond the last edge": (
-        additive,
+        steps,
         "_forward_kernel",
         "tl.load(p_src + start + o_e, mask=m_e, other=0)",
         "tl.load(p_src + start + o_e)",
@@ -68,7 +68,7 @@ FAULTS: dict[str, tuple[Any, str, str, str, Callable[[], Any], str]] = {
         r"_forward_kernel.*loads element \d+ of p_src, which has 25",
     ),
     "the other half of strided rows": (
-        additive,
+        steps,
         "row_width",
         "return STRIDE",
         "return WIDTH",

@@ -45,90 +45,8 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
+from ..steps.gpu import alpha, forward_pass, of_rows
 from . import Additive
-
-
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
-def _forward_kernel(
-    p_x,
-    p_score_src,
-    p_score_dst,
-    p_score_edge,
-    p_edge_weight,
-    p_ptr,
-    p_src,
-    p_perm,
-    p_chunk_row,
-    p_chunk_start,
-    p_seed,
-    p_dropout_ids,
-    p_out,
-    p_lse,
-    p_out_plus,
-    p_mass_plus,
-    p_chunks,
-    p_chunks_h,
-    num_chunks,
-    models,
-    slope,
-    threshold,
-    keep_scale,
-    EACH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    C: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """For one dst i: O_i = sum_j k_ij w_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
-
-    e_ij is LeakyReLU(s_j + d_i + u_ij). O+ and A+ are what the edges with z > 0 give of O and of the attention mass. A
-    chunk leaves O in `p_chunks` and lse in `p_chunks_h`, O+ and A+ after those of all chunks.
-    """
-    H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(
-        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
-    )
-    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    b_d = load_row(p_score_dst, offset(i_row, row_width(H, STRIDE)) + i_h, m_h)
-
-    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
-    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
-    b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
-        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
-        b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, STRIDE))
-        i_edge = edge_id(p_perm, start + o_e, m_e)
-        b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
-        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
-        b_top, b_mass, b_out, b_shrink, b_exp = attend(leaky(b_z, slope), b_x, b_factor, b_top, b_mass, b_out, m_eh)
-        if p_out_plus is not None:
-            b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
-            b_w = tl.where(b_z > 0.0, b_exp * b_factor, 0.0)
-            b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
-
-    b_mass = total_mass(b_mass)
-    store_attended(
-        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
-    )
-    if p_out_plus is not None:
-        b_out_plus /= b_mass[:, None]
-        b_mass_plus = tl.sum(b_mass_plus, 0) / b_mass
-        i_chunk = num_chunks + tl.program_id(0)
-        o_chunk, o_chunk_h = offset(i_chunk, H * C) + o_hc, offset(i_chunk, H) + i_h
-        o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
-        store_row(p_out_plus, p_chunks, o_row, o_chunk, b_out_plus, m_hc, is_whole, is_chunk)
-        store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h, b_mass_plus, m_h, is_whole, is_chunk)
-
 
 # Backward, additive. With g_ij = k_ij w_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
 #   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
@@ -355,7 +273,7 @@ def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Te
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
     operands = _scores(models, score) | {"p_x": x, "p_out_plus": out_plus, "p_mass_plus": mass_plus}
-    lse = forward_pass(_forward_kernel, call, out, **operands, slope=float(score.negative_slope))
+    lse = forward_pass(call, out, **operands, slope=float(score.negative_slope))
     return apart(models, out, lse, *((out_plus, mass_plus) if saves_output else ()))
 
 

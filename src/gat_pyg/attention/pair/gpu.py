@@ -28,13 +28,11 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import alpha, attend, forward_pass, leaky, load_edges, of_rows, store_attended, store_edges, total_mass
+from ..steps.gpu import alpha, embed, features_of, forward_pass, leaky, load_edges, of_rows, pair_score, store_edges
 from . import Dot
 from .gpu_edges import (
     Operands,
     attr_gradient,
-    embed,
-    features_of,
     load_slopes,
     multiply,
     parameter_gradients,
@@ -42,105 +40,6 @@ from .gpu_edges import (
 )
 
 BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU
-
-
-@triton.jit
-def _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale):
-    """e_ij of a block of edges."""
-    if p_att is not None:
-        return tl.sum(b_att[None, :, :] * leaky(b_z, slope), 2)
-    else:
-        b_e = tl.sum(b_key * b_x_dst[None, :, :], 2)
-        if p_query_edge is not None:
-            b_e += tl.sum(b_attr * b_query_edge[None, :, :], 2)
-        return b_e * scale
-
-
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models", "attr_stride"])
-def _forward_kernel(
-    p_x,
-    p_x_dst,
-    p_att,
-    p_key,
-    p_lin,
-    p_query_edge,
-    p_edge_attr,
-    p_edge_weight,
-    p_ptr,
-    p_src,
-    p_perm,
-    p_chunk_row,
-    p_chunk_start,
-    p_seed,
-    p_dropout_ids,
-    p_out,
-    p_out_edge,
-    p_lse,
-    p_chunks,
-    p_chunks_edge,
-    p_chunks_h,
-    num_chunks,
-    models,
-    attr_stride,
-    slope,
-    scale,
-    threshold,
-    keep_scale,
-    EACH: tl.constexpr,
-    C: tl.constexpr,
-    D: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """For one dst i: O_i and lse_i, for e_ij = att . LeakyReLU(z_ij) with z_ij = x_j + x_i + W_e u_ij.
-
-    Without att, for e_ij = scale (<x_i, k_j> + <p_i, u_ij>), where p_i = W_e^T x_i, and S_i = sum_j k_ij w_ij alpha_ij
-    u_ij too; O_i is without its W_e S_i. A chunk leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`.
-    Rows of x and k are `STRIDE` elements apart.
-    """
-    H = all_models(EACH, models)
-    i_item = tl.program_id(0)
-    i_row, start, count, is_whole, is_chunk = work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    _, o_hd, _, m_hd = slab(H, D, BLOCK_H, BLOCK_D)
-    o_d = tl.arange(0, BLOCK_D)
-    b_x_dst, b_att = load_row(p_x_dst, offset(i_row, H * C) + o_hc, m_hc), load_row(p_att, o_hc, m_hc)
-    b_query_edge = load_row(p_query_edge, offset(i_row, H * D) + o_hd, m_hd)
-
-    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
-    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    b_out_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        i_edge = edge_id(p_perm, start + o_e, m_e)
-        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
-        b_key = b_x
-        if p_key is not None:
-            b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
-        b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
-        b_z = b_x + b_x_dst[None, :, :]
-        b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
-        b_e = _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
-        b_factor = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_factor *= edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
-        b_top, b_mass, b_out, b_shrink, b_exp = attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh)
-        if p_out_edge is not None:
-            b_out_edge = b_out_edge * b_shrink[:, None] + tl.sum((b_exp * b_factor)[:, :, None] * b_attr, 0)
-
-    b_mass = total_mass(b_mass)
-    store_attended(
-        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
-    )
-    if p_out_edge is not None:
-        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd
-        store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 
 # Backward. With dS_i = W_e^T dO_i, g_ij = <dO_i, x_j> + <dS_i, u_ij> and D_i = sum_j k_ij w_ij alpha_ij g_ij, which is
@@ -188,7 +87,7 @@ def _backward_dst_kernel(
     EACH: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
-    STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -225,10 +124,10 @@ def _backward_dst_kernel(
             o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
             i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
             i_edge = edge_id(p_perm, start + o_e, m_e)
-            b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
+            b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, X_STRIDE))
             b_key = b_x
             if p_key is not None:
-                b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
+                b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, X_STRIDE))
             b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
             b_z = b_x + b_x_dst[None, :, :]
             b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
@@ -237,7 +136,7 @@ def _backward_dst_kernel(
             b_g = tl.sum(b_x * b_grad[None, :, :], 2)
             if p_query_edge is not None:
                 b_g += tl.sum(b_attr * b_grad_out_edge[None, :, :], 2)
-            b_e = _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
+            b_e = pair_score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
             b_alpha = alpha(b_e, b_lse, 1.0, m_eh)
             o_place = start + o_e
             b_keep = keep(p_seed, p_dropout_ids, o_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
@@ -335,8 +234,8 @@ def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Te
     x, lin = operands.x, operands.weight
     out_edge = None if operands.query_edge is None else torch.empty_like(operands.query_edge)
     out = x.new_empty(call.edges.num_dst, *x.shape[1:], dtype=dtype if out_edge is None else torch.float32)
-    arguments = operands.arguments | operands.block | {"p_out_edge": out_edge, "p_chunks_edge": None}
-    lse = forward_pass(_forward_kernel, call, out, **arguments)
+    arguments = operands.arguments | operands.block | {"p_out_edge": out_edge}
+    lse = forward_pass(call, out, **arguments)
     if out_edge is not None and lin is not None:
         out += multiply("nhd,hcd->nhc", out_edge, lin)
     return apart(models, out.to(dtype), lse)

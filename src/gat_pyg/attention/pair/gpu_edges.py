@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...graph.edges import Edges
 from ...kernels.gpu import FP_FUSION
-from ...kernels.gpu.rows import all_models, beside, edge_id, load_row, offset, stack_arguments
+from ...kernels.gpu.rows import all_models, beside, edge_id, offset, stack_arguments
 from ..steps.gpu import of_rows
 from . import Dot, GATv2
 
@@ -84,7 +84,7 @@ class Operands(NamedTuple):
         numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
         others = {*numbers, "stride", "weight"}
         tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in others}
-        return tensors | numbers | {"D": self.size, "STRIDE": self.stride}
+        return tensors | numbers | {"D": self.size, "X_STRIDE": self.stride}
 
     @property
     def block(self) -> dict[str, int]:
@@ -96,37 +96,6 @@ def multiply(equation: str, a: Tensor, b: Tensor) -> Tensor:
     """Return a product by `torch.einsum` in float32, also under autocast."""
     with torch.autocast(a.device.type, enabled=False):
         return torch.einsum(equation, a.float(), b.float()).contiguous()
-
-
-@triton.jit
-def of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, D):
-    """Pointers to the features of edges, `[edges, heads]`; `[edges, 1]` where there is one model."""
-    p_attr = p_edge_attr + offset(i_edge, D)[:, None]
-    if models is not None:
-        i_model = tl.minimum(i_h // EACH, models - 1)  # the last slab may go beyond the last head
-        p_attr += offset(i_model, attr_stride)[None, :]
-    return p_attr
-
-
-@triton.jit
-def embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D):
-    """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
-    if p_lin is not None:
-        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
-        for d in tl.range(0, D, num_stages=1):
-            b_attr = tl.load(p_attr + d, mask=m_e[:, None], other=0.0).to(tl.float32)
-            b_z += b_attr[:, :, None] * load_row(p_lin, d * H * C + o_hc, m_hc)[None, :, :]
-    return b_z
-
-
-@triton.jit
-def features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH: tl.constexpr, D):
-    """u_ij of a block of edges, `[edges, 1 or heads, features]`, for the scaled product; 0 if there are none."""
-    if p_query_edge is None:
-        return 0.0
-    else:
-        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)[:, :, None] + o_d[None, None, :]
-        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < D)[None, None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit

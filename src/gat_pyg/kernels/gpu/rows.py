@@ -139,35 +139,6 @@ def edge_id(p_ids, i_place, m_e):
         return tl.load(p_ids + i_place, mask=m_e, other=0)
 
 
-@triton.jit(do_not_specialize=["models"])
-def _sum_kernel(
-    p_chunks,
-    p_rows,
-    p_first,
-    p_wide,
-    p_narrow,
-    models,
-    EACH_WIDE: tl.constexpr,
-    EACH_NARROW: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """For one split row: the sum of its chunks in their order, `WIDE` numbers to one result, `NARROW` to another."""
-    WIDE, NARROW = all_models(EACH_WIDE, models), all_models(EACH_NARROW, models)
-    i_row = tl.load(p_rows + tl.program_id(0))
-    first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
-    o_w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
-    b_sum = tl.zeros([BLOCK_W], tl.float32)
-    for i_first in tl.range(first, stop, BLOCK_E):
-        i_chunk = i_first + tl.arange(0, BLOCK_E)
-        m_chunk = (i_chunk < stop)[:, None] & (o_w < WIDE + NARROW)[None, :]
-        b_sum += tl.sum(tl.load(p_chunks + offset(i_chunk, WIDE + NARROW)[:, None] + o_w, mask=m_chunk, other=0.0), 0)
-    if p_wide is not None:
-        tl.store(p_wide + offset(i_row, WIDE) + o_w, b_sum, mask=o_w < WIDE)
-    if p_narrow is not None:
-        tl.store(p_narrow + offset(i_row, NARROW) + o_w - WIDE, b_sum, mask=(o_w >= WIDE) & (o_w < WIDE + NARROW))
-
-
 # On the host.
 
 
@@ -282,24 +253,17 @@ class Walk:
             return None
         return torch.empty(self.num_chunks, *widths, dtype=torch.float32, device=self.device)
 
-    def sum(self, held: Tensor | None, wide: Tensor | None, narrow: Tensor | None = None) -> None:
-        """Sum the chunks' results, `[P, wide]` or `[P, wide + narrow]` numbers, into those of their rows."""
+    def sum(self, held: Tensor | None, *results: Tensor | None) -> None:
+        """Add up the chunks' results, in their order, as those of their rows, which lie side by side in `held`."""
         if self.chunks is None or held is None:
             return
-        width = self.heads * self.channels if wide is None else wide.numel() // wide.size(0)
-        _sum_kernel[(self.chunks.rows.numel(), -(-held.size(1) // 256))](
-            held,
-            self.chunks.rows,
-            self.chunks.first,
-            wide,
-            narrow,
-            None if self.models == 1 else self.models,
-            EACH_WIDE=width // self.models,
-            EACH_NARROW=(held.size(1) - width) // self.models,
-            BLOCK_E=8,
-            BLOCK_W=256,
-            enable_fp_fusion=FP_FUSION,
-        )
+        totals, at = torch.segment_reduce(held, "sum", offsets=self.chunks.first, axis=0, unsafe=True), 0
+        for result in results:
+            if result is not None:
+                width = result.numel() // result.size(0)
+                total = totals[:, at : at + width].to(result.dtype)
+                result.view(-1, width).index_copy_(0, self.chunks.rows, total)
+                at += width
 
 
 @remembered
