@@ -264,42 +264,30 @@ def _attend_for_compiler(operation: Operation, keeps: bool) -> list[Tensor]:
     return _attend_op(tensors, present, seed, p, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)  # type: ignore[no-any-return]
 
 
-def _unpack(
-    tensors: list[Tensor],
-    present: list[bool],
-    seed: Tensor | None,
-    p: Tensor | None,
-    edges: EdgeList,
-    score: str,
-    numbers: list[float],
-    saves_output: bool,
-) -> tuple[_Call, list[Any]]:
+# p is that of dropout where it is a tensor, else it is the first of the numbers, before the score's options.
+# A compiled package of torch passes an empty list as None, so that the seed is no list.
+_ARGUMENTS = (
+    "bool[] present, Tensor? seed, Tensor? p, Tensor edge_index, SymInt num_dst, bool add_self_loops, str flow, "
+    "str score, float[] numbers, bool saves_output, Tensor? drop_seed, float drop"
+)
+
+
+def _unpack(tensors: list[Tensor], present: list[bool], seed: Any, p: Any, *arguments: Any) -> tuple[_Call, list[Any]]:
     """Return the call, and its arguments: the seed, p, x, the edges' weights and all operands."""
-    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), saves_output)
+    edge_index, num_dst, add_self_loops, flow, score, numbers, saves_output, *drop = arguments
+    edges = group(EdgeList(edge_index, num_dst, add_self_loops, flow, *drop), tensors[0].size(-3))
+    call = _Call(SCORES[score], tuple(numbers[1:]), edges, saves_output)
     return call, [seed, numbers[0] if p is None else p, *_spread(tensors, [there or None for there in present])]
 
 
-@torch.library.custom_op("gat_pyg::attend", mutates_args=(), tags=_TAGS)
-def _attend_op(
-    tensors: list[Tensor],
-    present: list[bool],
-    seed: Tensor | None,  # a compiled package of torch passes an empty list as None, so there is none here
-    p: Tensor | None,  # of dropout, where it is a tensor
-    edge_index: Tensor,
-    num_dst: int,
-    add_self_loops: bool,
-    flow: str,
-    score: str,
-    numbers: list[float],  # p of dropout, where it is a number, then the score's options
-    saves_output: bool,
-    drop_seed: Tensor | None,
-    drop: float,
-    keeps: bool,
-) -> list[Tensor]:
-    edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, arguments = _unpack(tensors, present, seed, p, edges, score, numbers, saves_output)
-    results = list(_forward(call, *arguments))
-    return [*results, _keep(call, *arguments[:3])] if keeps else results
+@torch.library.custom_op(
+    "gat_pyg::attend", mutates_args=(), tags=_TAGS, schema=f"(Tensor[] tensors, {_ARGUMENTS}, bool keeps) -> Tensor[]"
+)
+def _attend_op(tensors: list[Tensor], *arguments: Any) -> list[Tensor]:
+    *shared, keeps = arguments
+    call, operands = _unpack(tensors, *shared)
+    results = list(_forward(call, *operands))
+    return [*results, _keep(call, *operands[:3])] if keeps else results
 
 
 def _keep(call: _Call, seed: Tensor | None, p: float | Tensor, x: Tensor) -> Tensor:
@@ -342,30 +330,18 @@ def _laid_out(x: Tensor, result: Tensor) -> Tensor:
     return to_models(to_heads(result, 1), 1, x.size(0)) if is_stack else result
 
 
-@torch.library.custom_op("gat_pyg::attend_backward", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op(
+    "gat_pyg::attend_backward",
+    mutates_args=(),
+    tags=_TAGS,
+    schema=f"(Tensor grad, Tensor[] tensors, Tensor[] saved, bool[] needs, {_ARGUMENTS}) -> Tensor[]",
+)
 def _attend_backward_op(
-    grad: Tensor,
-    tensors: list[Tensor],
-    saved: list[Tensor],
-    needs: list[bool],
-    present: list[bool],
-    seed: Tensor | None,
-    p: Tensor | None,
-    edge_index: Tensor,
-    num_dst: int,
-    add_self_loops: bool,
-    flow: str,
-    score: str,
-    numbers: list[float],
-    saves_output: bool,
-    drop_seed: Tensor | None,
-    drop: float,
+    grad: Tensor, tensors: list[Tensor], saved: list[Tensor], needs: list[bool], present: list[bool], *arguments: Any
 ) -> list[Tensor]:
-    edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, arguments = _unpack(tensors, present, seed, p, edges, score, numbers, saves_output)
-    wanted = iter(needs)
+    (call, operands), wanted = _unpack(tensors, present, *arguments), iter(needs)
     call = replace(call, needs=tuple(there and next(wanted) for there in present))
-    grads = [g for g, there in zip(_backward(call, grad, *arguments, *saved), present, strict=True) if there]
+    grads = [g for g, there in zip(_backward(call, grad, *operands, *saved), present, strict=True) if there]
     # an operator's results share no memory, as the gradients of keys and values side by side do
     return grads if tensors[0].dim() == 4 else [g.contiguous() for g in grads]
 
