@@ -247,16 +247,6 @@ def per_head(x: np.ndarray, width: Any) -> Any:
 
 
 @_operation
-def interleave(x: np.ndarray, y: np.ndarray) -> Any:
-    return np.stack([x, y], 1).reshape(-1)
-
-
-@_operation
-def deinterleave(x: np.ndarray, which: int) -> Any:
-    return x[which::2].copy()
-
-
-@_operation
 def constant(array: Memory, value: int) -> Any:
     return _number(array).type(value)
 

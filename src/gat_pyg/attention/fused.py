@@ -312,7 +312,7 @@ def _(tensors, present, seed, p, edge_index, num_dst, loops, flow, score, number
 
     narrow = result_dtype(*tensors)
     outs = [new("N_dst", "H", "C", dtype=dtype) for dtype in dict.fromkeys((narrow, wide if saves_output else narrow))]
-    log_sum_exp = new("N_dst", "H") if has_gpu_kernels(x) else new("N_dst", "H", "stats")
+    log_sum_exp = new("N_dst", "H") if has_gpu_kernels(x) else new("N_dst", "stats", "H")
     others = [new(*shape) for shape in (SCORES[score].saved if saves_output else ())]
     if rest[-1]:  # keeps
         num_rows = edge_index.size(1) + (torch.sym_min(x.size(-3), num_dst) if loops else 0)

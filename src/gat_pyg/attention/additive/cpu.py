@@ -29,17 +29,13 @@ from ...kernels.cpu.rows import (
 from ...kernels.cpu.vector import (
     LANES,
     constant,
-    deinterleave,
     exp,
-    lane_sum,
     larger,
     leaky,
     load,
     of_model,
     only_if,
     only_if_any,
-    per_feature,
-    per_head,
     pointer,
     splat,
     store,
@@ -47,20 +43,14 @@ from ...kernels.cpu.vector import (
 from ..score import Operation
 from ..steps.cpu import (
     Operands,
-    Row,
+    attend,
     clear,
-    close,
-    each_tile,
     forward_pass,
-    load_end,
+    gather,
     load_factors,
     load_weight,
-    prefetch_end,
+    row_dots,
     row_of,
-    softmax,
-    store_lse,
-    sum_together,
-    weighted_sum,
 )
 
 
@@ -107,8 +97,7 @@ def _forward(
 ) -> None:
     """Equations (1) to (4) for some chunks, with O+ and A+ where they are saved."""
     first, last, model, models, buffers = work
-    heads, channels = sizes
-    lanes, tile, ragged = layout
+    heads, (lanes, _, ragged) = sizes[0], layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
     x, s, d, u, w = of_model((x_, s_, d_, u_, w_), model, models)
     out, lse, out_plus, mass_plus = of_model((out_, lse_, out_plus_, mass_plus_), model, models)
@@ -118,36 +107,18 @@ def _forward(
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
-            n, G, count, many = row.size, row.lanes, only_if(ragged, row.width), only_if(ragged, row.width * channels)
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes, heads, heads)
+            G, count = row.lanes, only_if(ragged, row.width)
             load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             d_i, tops = _load_or_zero(d, x, row.own, lanes, count), splat(x, -np.inf, lanes)
-            close(weight, n * G, -np.inf)
-            if out_plus_ is not None:
-                close(positive, n * G, 0.0)
-            for k in range(n):
+            for k in range(row.size):
                 z = _add_terms(d_i, s, src, u, ids, row.begin + k, heads, head, lanes, count)
                 e = leaky(z, z, slope)  # (3)
                 tops = larger(tops, e)
                 store(weight, k * G, e, None)
                 if out_plus_ is not None:
                     store(positive, k * G, leaky(one, z, constant(x, 0)), None)
-            share, mass = softmax(weight, positive, keep, n, tops, lanes)  # (2)
-            store_lse(lse, row, tops, share, ragged)
-            if out_plus_ is not None:
-                store(mass_plus, row.to, mass, count)
-            store(shares, 0, share, None)
-            if narrow is not None:
-                sum_together(row, narrow, lanes, many, x, weight, positive, shares, out, out_plus)
-            else:
-                each_tile(weighted_sum, tile, row, x, weight, positive, shares, out, out_plus)
-
-
-@inline
-def _dots(grad: Any, out: Any, out_plus: Any, b: Any, product: Any, plus: Any, tile: Any, count: Any) -> Any:
-    """`product` and `plus`, to which a tile of <dO, O> and of <dO, O+> is added, lane by lane."""
-    values = load(grad, b, tile, count)
-    return product + values * load(out, b, tile, count), plus + values * load(out_plus, b, tile, count)
+            attend(row, narrow, layout, weight, positive, keep, shares, tops, x, out, out_plus, mass_plus, lse)
 
 
 @compiled
@@ -169,70 +140,25 @@ def _dense(
     """For some dst (d, max, 1 / sum, D) as their `stats`, D = <dO, O>; and grad d = (1 - slope)(<dO, O+> - D A+)."""
     first, last, model, models, buffers = work
     heads, channels = sizes
-    lanes, tile, ragged = layout
-    G = 1 << len(lanes)
+    lanes, _, ragged = layout
     grad, d, lse, stats = of_model((grad_, d_, lse_, stats_), model, models)
     out, out_plus, mass_plus, grad_d = of_model((out_, out_plus_, mass_plus_, grad_d_), model, models)
-    products, pluses = pointer(buffers[0], 0), pointer(buffers[1], 0)
-    width = 1 << len(tile)
-    whole = channels // width * width
+    dots, dots_plus = pointer(buffers[0], 0), pointer(buffers[1], 0)
     for i in range(first, last):
-        for head in range(0, heads, G):
-            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
-            here, q = i * heads + head, 4 * i * heads + head
-            both = load(lse, 2 * here, (lanes, (0, 0)), only_if(ragged, 2 * (heads - head)))
+        for head in range(0, heads, 1 << len(lanes)):
+            count, here, q = only_if(ragged, heads - head), i * heads + head, 4 * i * heads + head
             product = splat(grad, 0.0, lanes)
             if out_ is not None:
                 at = here * channels
-                if narrow is not None:
-                    values = load(grad, at, narrow, many)
-                    product = per_head(values * load(out, at, narrow, many), lanes)
-                    plus = per_head(values * load(out_plus, at, narrow, many), lanes)
-                else:
-                    for h in range(min(G, heads - head)):
-                        first_c, product_h, plus_h = at + h * channels, splat(grad, 0.0, tile), splat(grad, 0.0, tile)
-                        for b in range(first_c, first_c + whole, width):
-                            product_h, plus_h = _dots(grad, out, out_plus, b, product_h, plus_h, tile, None)
-                        if whole < channels:
-                            b = first_c + whole
-                            product_h, plus_h = _dots(grad, out, out_plus, b, product_h, plus_h, tile, channels - whole)
-                        products[h], pluses[h] = lane_sum(product_h), lane_sum(plus_h)
-                    product, plus = load(products, 0, lanes, None), load(pluses, 0, lanes, None)
+                row_dots(grad, at, out, at, heads - head, channels, layout, narrow, dots, 0)
+                row_dots(grad, at, out_plus, at, heads - head, channels, layout, narrow, dots_plus, 0)
+                product, plus = load(dots, 0, lanes, None), load(dots_plus, 0, lanes, None)
                 change = (constant(grad, 1) - slope) * (plus - product * load(mass_plus, here, lanes, count))
                 store(grad_d, here, change, count)
             store(stats, q, _load_or_zero(d, grad, here, lanes, count), count)
-            store(stats, q + heads, deinterleave(both, 0), count)
-            store(stats, q + 2 * heads, deinterleave(both, 1), count)
+            store(stats, q + heads, load(lse, 2 * here - head, lanes, count), count)
+            store(stats, q + 2 * heads, load(lse, 2 * here - head + heads, lanes, count), count)
             store(stats, q + 3 * heads, product, count)
-
-
-@inline
-def _sum_back(row: Row, h: int, c: int, tile: Any, count: Any, grad: Any, weight: Any, x: Any, product: Any,
-              grad_x: Any) -> None:  # fmt: skip
-    """grad x_j = sum_i k_ij alpha_ij dO_i for a tile of a head, and the tile's share of <dO_i, x_j>."""
-    total = splat(grad, 0.0, tile)
-    x_j = load(x, row.own * row.channels + c, tile, count)
-    for k in range(row.size):
-        prefetch_end(grad, row, k, c, tile)
-        values = load_end(grad, row, k, c, tile, count)
-        total = total + weight[k * row.lanes + h] * values
-        if product is not None:
-            product[k * row.lanes + h] += lane_sum(x_j * values)
-    store(grad_x, row.to * row.channels + c, total, count)
-
-
-@inline
-def _sum_back_narrow(row: Row, narrow: Any, lanes: Any, many: Any, grad: Any, weight: Any, x: Any, product: Any,
-                     grad_x: Any) -> None:  # fmt: skip
-    """Sum as `_sum_back` does, for all heads of the vector together."""
-    total, x_j = splat(x, 0.0, narrow), load(x, row.own * row.channels, narrow, many)
-    for k in range(row.size):
-        prefetch_end(grad, row, k, 0, narrow)
-        values = load_end(grad, row, k, 0, narrow, many)
-        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
-        if product is not None:
-            store(product, k * row.lanes, per_head(x_j * values, lanes), None)
-    store(grad_x, row.to * row.channels, total, many)
 
 
 @compiled
@@ -266,8 +192,7 @@ def _backward(
     None where grad x is all there is.
     """
     first, last, model, models, buffers = work
-    heads, channels = sizes
-    lanes, tile, ragged = layout
+    heads, (lanes, _, ragged) = sizes[0], layout
     dst, place, ids = pointer(dst_, 0), pointer(place_, 0), pointer(ids_, 0)
     grad, x, s, u, w, stats = of_model((grad_, x_, s_, u_, w_, stats_), model, models)
     grad_x, grad_s, per_edge, grad_w = of_model((grad_x_, grad_s_, per_edge_, grad_w_), model, models)
@@ -277,8 +202,8 @@ def _backward(
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes)
-            n, G, count, many = row.size, row.lanes, only_if(ragged, row.width), only_if(ragged, row.width * channels)
+            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes, heads, heads)
+            n, G, count = row.size, row.lanes, only_if(ragged, row.width)
             if drop is not None:
                 draw_row(keep, drop, model, row.begin, n, head, lanes)
             s_j = _load_or_zero(s, x, row.own, lanes, count)
@@ -301,12 +226,9 @@ def _backward(
                 if w_ is not None:
                     values = values * load(weigh, f, LANES, None)
                 store(weight, f, values, None)
-            if narrow is not None:
-                _sum_back_narrow(row, narrow, lanes, many, grad, weight, x, product, grad_x)
-            else:
-                if scored is not None:
-                    clear(product, row)
-                each_tile(_sum_back, tile, row, grad, weight, x, product, grad_x)
+            if scored is not None:
+                clear(product, row)
+            gather(row, narrow, layout, grad, weight, None, None, grad_x, None, x, product, None, None)
             if scored is not None:
                 sums = splat(x, 0.0, lanes)
                 for k in range(n):
@@ -384,7 +306,7 @@ def _collect(work: Any, sizes: Any, layout: Any, colptr: Any, place_: Any, per_e
 
 
 def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
-    """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, H, 2]`, and, if saved, O+ and A+."""
+    """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, 2, H]`, and, if saved, O+ and A+."""
     x, score, edges, edge_weight, *_ = call
     shape, chunks = Shape.of(x, edge_weight, *score.operands), chunks_of(edges, "dst")
     constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow

@@ -62,7 +62,6 @@ from ..steps.cpu import (
     prefetch_end,
     row_of,
     softmax_back,
-    spaced,
     weigh,
 )
 from . import Dot, GATv2
@@ -142,17 +141,14 @@ def _forward(
     weight, shares, sums = pointer(buffers[1], 0), pointer(buffers[2], 0), pointer(buffers[3], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes, apart, sizes[0])
             load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             clear(weight, row)
             if att_ is not None:
                 each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, sums, weight, None, None, None, att,
                           slope)  # fmt: skip
             if scale is not None:
-                if key_ is None:
-                    dots(row, narrow, layout, x_dst, x, weight, None, None)
-                else:
-                    dots(row, narrow, layout, x_dst, key, weight, None, None)
+                dots(row, narrow, layout, x_dst, x if key_ is None else key, weight, None, None)
             if back_ is not None:
                 project(sums, x_dst, row, back, width, wide)
                 dot_edges(row, u, ids, width, lanes, wide, pad, sums, weight, None, None)
@@ -163,7 +159,7 @@ def _forward(
                     e = scale * e
                     store(weight, k * row.lanes, e, None)
                 tops = larger(tops, e)
-            attend(row, narrow, weight, keep, shares, tops, x, out, lse, layout)
+            attend(row, narrow, layout, weight, None, keep, shares, tops, x, out, None, None, lse)
             if back_ is not None:
                 sum_edges(sums, row, u, ids, width, lanes, wide, pad, weight, shares)
                 each_tile(embed, tile, row, sums, lin, width, wide, out)
@@ -194,7 +190,7 @@ def _backward_dst(
     factor = lse_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes, apart, sizes[0])
             if drop is not None:
                 draw_row(keep, drop, model, row.begin, row.size, head, lanes)
             clear(e, row)
@@ -219,10 +215,7 @@ def _backward_dst(
             if att_ is not None:
                 each_tile(_spread, tile, row, signs, None, product, slope, grad_dst)
             if scale is not None:
-                if key_ is None:
-                    weigh(row, narrow, layout, x, product, None, grad_dst)
-                else:
-                    weigh(row, narrow, layout, key, product, None, grad_dst)
+                weigh(row, narrow, layout, x if key_ is None else key, product, grad_dst)
             if back_ is not None:
                 sum_edges(sums, row, u, ids, width, lanes, wide, pad, product, None)
                 sum_edges(shares, row, u, ids, width, lanes, wide, pad, e, None)
@@ -246,14 +239,14 @@ def _backward_src(
     weight, change = pointer(buffers[0], 0), pointer(buffers[1], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = spaced(row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes), sizes[0], apart)
+            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes, sizes[0], apart)
             load_edges(weight, weights, row, place, lanes, ragged)
             load_edges(change, changes, row, place, lanes, ragged)
-            weigh(row, narrow, layout, grad, weight, None, grad_x)
+            weigh(row, narrow, layout, grad, weight, grad_x)
             if signs_ is not None:
                 each_tile(_spread, tile, row, signs, place, change, slope, sums)
             if x_dst_ is not None:
-                weigh(row, narrow, layout, x_dst, change, None, sums)
+                weigh(row, narrow, layout, x_dst, change, sums)
 
 
 @compiled

@@ -12,21 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...graph.memory import converted, elements, empty
+from ...graph.memory import converted, empty
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Chunks, Job, Shape, run
 from ...kernels.cpu.vector import (
     LANES,
-    deinterleave,
     elements_at,
     exp,
     fold,
-    interleave,
     inverse,
     lane_sum,
     load,
-    of_model,
     only_if,
     per_feature,
     per_head,
@@ -60,22 +57,16 @@ class Row(NamedTuple):
 
 
 @inline
-def row_of(chunks: Any, v: int, ids: Any, end: int, sizes: Any, head: int, lanes: Any) -> Row:
-    """Chunk v, and the heads from `head` on."""
+def row_of(chunks: Any, v: int, ids: Any, end: int, sizes: Any, head: int, lanes: Any, gathered: int,
+           stored: int) -> Row:  # fmt: skip
+    """Chunk v, and the heads from `head` on; `gathered` heads lie from one gathered row to the next, and `stored` from
+    one result to the next."""
     bounds, row, slot = chunks
     heads, channels = sizes
     width = min(1 << len(lanes), heads - head)
-    own, to = np.int64(row[v]) * heads + head, np.int64(slot[v]) * heads + head
+    own, to = np.int64(row[v]) * heads + head, np.int64(slot[v]) * stored + head
     begin, size = bounds[v], bounds[v + 1] - bounds[v]
-    return Row(ids, end, begin, size, heads, channels, head, width, 1 << len(lanes), own, to, heads)
-
-
-@inline
-def spaced(row: Row, gathered: int, stored: int) -> Row:
-    """The same where `gathered` heads lie from one gathered row to the next, and `stored` in the results."""
-    ids, end, begin, size, heads, channels, head, width, lanes, own, to, _ = row
-    to = (to - head) // heads * stored + head
-    return Row(ids, end, begin, size, heads, channels, head, width, lanes, own, to, gathered)
+    return Row(ids, end, begin, size, heads, channels, head, width, 1 << len(lanes), own, to, gathered)
 
 
 @inline
@@ -167,12 +158,6 @@ def clear(buffer: Any, row: Row) -> None:
 
 
 @inline
-def close(buffer: Any, n: int, value: Any) -> None:
-    """Fill the vector that holds element n with `value`; the elements up to n are stored after it."""
-    store(buffer, n // LANES * LANES, splat(buffer, value, LANES), None)
-
-
-@inline
 def softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any) -> Any:
     """Replace the scores of a chunk by k_ij exp(e_ij - max e); `positive` has a 1 for those of positive score.
 
@@ -196,72 +181,118 @@ def softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any
 
 
 @inline
-def store_lse(lse: Any, row: Row, tops: Any, share: Any, ragged: Any) -> None:
+def _store_lse(lse: Any, row: Row, tops: Any, share: Any, ragged: Any) -> None:
     """Store the log-sum-exp as (max, 1 / denominator): (0, 0) if no edge has a weight; (-inf, 0) for such a chunk."""
     tops = tops + (share - share)  # a NaN in the scores is in the share alone
     if row.own == row.to:
         tops = replace(tops, -np.inf, 0.0)
-    store(lse, 2 * row.to, interleave(tops, share), only_if(ragged, 2 * row.width))
+    at, count = 2 * row.to - row.head, only_if(ragged, row.width)
+    store(lse, at, tops, count)
+    store(lse, at + row.heads, share, count)
 
 
 @inline
-def attend(row: Row, narrow: Any, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out: Any, lse: Any,
-           layout: Any) -> None:  # fmt: skip
-    """Turn a chunk's scores into its output by equations (2) and (4); `tops` holds the largest score of each head."""
+def attend(row: Row, narrow: Any, layout: Any, weight: Any, positive: Any, keep: Any, shares: Any, tops: Any, x: Any,
+           out: Any, out_plus: Any, mass_plus: Any, lse: Any) -> None:  # fmt: skip
+    """Turn a chunk's scores into its output by equations (2) and (4); `tops` holds the largest score of each head.
+
+    With `positive`, a 1 for each edge of positive score, also O+ and A+.
+    """
     lanes, _, ragged = layout
     n = row.size * row.lanes
-    for f in range(n, (n + LANES - 1) // LANES * LANES):
-        weight[f] = -np.inf
-    share, _ = softmax(weight, None, keep, row.size, tops, lanes)
-    store_lse(lse, row, tops, share, ragged)
+    store(weight, n, splat(weight, -np.inf, LANES), None)  # up to the end of the last vector
+    if positive is not None:
+        store(positive, n, splat(weight, 0.0, LANES), None)
+    share, mass = softmax(weight, positive, keep, row.size, tops, lanes)
+    _store_lse(lse, row, tops, share, ragged)
+    if positive is not None:
+        store(mass_plus, row.to, mass, only_if(ragged, row.width))
     store(shares, 0, share, None)
-    weigh(row, narrow, layout, x, weight, shares, out)
+    gather(row, narrow, layout, x, weight, positive, shares, out, out_plus, None, None, None, None)
 
 
 @inline
-def weigh(row: Row, narrow: Any, layout: Any, x: Any, weight: Any, shares: Any, out: Any) -> None:
-    """Equation (4) of a row: by `sum_together` of narrow heads, else by `weighted_sum` of each tile."""
+def weigh(row: Row, narrow: Any, layout: Any, x: Any, weight: Any, out: Any) -> None:
+    """Sum the features x of the other ends, times `weight`."""
+    gather(row, narrow, layout, x, weight, None, None, out, None, None, None, None, None)
+
+
+@inline
+def dots(row: Row, narrow: Any, layout: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
+    """Compute <q_i, x_j>, and <dO_i, x_j> if there is a `product`; the buffers are zero."""
+    gather(row, narrow, layout, x, None, None, None, None, None, query, e, grad, product)
+
+
+@inline
+def gather(row: Row, narrow: Any, layout: Any, x: Any, weight: Any, positive: Any, shares: Any, out: Any, out_plus: Any,
+           left: Any, e: Any, right: Any, product: Any) -> None:  # fmt: skip
+    """Read the features x of the other ends once, for those of these results that are not None.
+
+    Equation (4): `out` is the sum of `weight` times x, `out_plus` that of `positive` times x, both times the `shares`
+    of the heads if present. Products with features of the row's own end: e is <left, x>, and `product` <right, x>, for
+    each edge, in buffers that are zero.
+    """
     lanes, tile, ragged = layout
     if narrow is not None:
-        sum_together(row, narrow, lanes, only_if(ragged, row.width * row.channels), x, weight, None, shares, out, None)
+        _gather_together(row, narrow, lanes, only_if(ragged, row.width * row.channels), x, weight, positive, shares,
+                         out, out_plus, left, e, right, product)  # fmt: skip
     else:
-        each_tile(weighted_sum, tile, row, x, weight, None, shares, out, None)
+        each_tile(_gather_tile, tile, row, x, weight, positive, shares, out, out_plus, left, e, right, product)
 
 
 @inline
-def sum_together(row: Row, narrow: Any, lanes: Any, many: Any, x: Any, weight: Any, positive: Any, shares: Any,
-                 out: Any, out_plus: Any) -> None:  # fmt: skip
-    """Equation (4) as in `weighted_sum`, for all heads of the vector together."""
+def _gather_together(row: Row, narrow: Any, lanes: Any, many: Any, x: Any, weight: Any, positive: Any, shares: Any,
+                     out: Any, out_plus: Any, left: Any, e: Any, right: Any, product: Any) -> None:  # fmt: skip
+    """Compute `gather` for all heads of the vector together."""
     total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
+    if e is not None:
+        left_i = load(left, row.own * row.channels, narrow, many)
+    if product is not None:
+        right_i = load(right, row.own * row.channels, narrow, many)
     for k in range(row.size):
         prefetch_end(x, row, k, 0, narrow)
         values = load_end(x, row, k, 0, narrow, many)
-        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
+        if out is not None:
+            total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
         if out_plus is not None:
             plus = plus + per_feature(load(positive, k * row.lanes, lanes, None), narrow) * values
+        if product is not None:
+            store(product, k * row.lanes, per_head(right_i * values, lanes), None)
+        if e is not None:
+            store(e, k * row.lanes, per_head(left_i * values, lanes), None)
     if shares is not None:
         share = per_feature(load(shares, 0, lanes, None), narrow)
         total, plus = share * total, share * plus
-    store(out, row.to * row.channels, total, many)
+    if out is not None:
+        store(out, row.to * row.channels, total, many)
     if out_plus is not None:
         store(out_plus, row.to * row.channels, plus, many)
 
 
 @inline
-def weighted_sum(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, weight: Any, positive: Any, shares: Any,
-                 out: Any, out_plus: Any) -> None:  # fmt: skip
-    """Equation (4) for a tile: `weight` times the features x of the other ends, and `positive` times them; both times
-    the `shares` of the heads if present."""
+def _gather_tile(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, weight: Any, positive: Any, shares: Any,
+                 out: Any, out_plus: Any, left: Any, e: Any, right: Any, product: Any) -> None:  # fmt: skip
+    """Compute `gather` for a tile; its part of a product is added."""
     total, plus = splat(x, 0.0, tile), splat(x, 0.0, tile)
+    if e is not None:
+        left_i = load(left, row.own * row.channels + c, tile, count)
+    if product is not None:
+        right_i = load(right, row.own * row.channels + c, tile, count)
     for k in range(row.size):
         prefetch_end(x, row, k, c, tile)
         values = load_end(x, row, k, c, tile, count)
-        total = total + weight[k * row.lanes + h] * values
+        if out is not None:
+            total = total + weight[k * row.lanes + h] * values
         if out_plus is not None:
             plus = plus + positive[k * row.lanes + h] * values
+        if product is not None:
+            product[k * row.lanes + h] += lane_sum(right_i * values)
+        if e is not None:
+            e[k * row.lanes + h] += lane_sum(left_i * values)
     if shares is not None:
         total, plus = shares[h] * total, shares[h] * plus
-    store(out, row.to * row.channels + c, total, count)
+    if out is not None:
+        store(out, row.to * row.channels + c, total, count)
     if out_plus is not None:
         store(out_plus, row.to * row.channels + c, plus, count)
 
@@ -269,8 +300,8 @@ def weighted_sum(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, weight
 @inline
 def load_lse(lse: Any, delta: Any, row: Row, lanes: Any, ragged: Any) -> Any:
     """The max, 1 / denominator and D of a dst."""
-    both = load(lse, 2 * row.own, (lanes, (0, 0)), only_if(ragged, 2 * row.width))
-    return deinterleave(both, 0), deinterleave(both, 1), load(delta, row.own, lanes, only_if(ragged, row.width))
+    at, count = 2 * row.own - row.head, only_if(ragged, row.width)
+    return load(lse, at, lanes, count), load(lse, at + row.heads, lanes, count), load(delta, row.own, lanes, count)
 
 
 @inline
@@ -306,78 +337,19 @@ def load_edges(buffer: Any, per_edge: Any, row: Row, place: Any, lanes: Any, rag
         store(buffer, k * row.lanes, load(per_edge, at, lanes, only_if(ragged, row.width)), None)
 
 
-@inline
-def dot(row: Row, h: int, c: int, tile: Any, count: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
-    """Add one tile's part of <q_i, x_j> for all edges of a dst; with `product`, also of <dO_i, x_j>."""
-    query_i = load(query, row.own * row.channels + c, tile, count)
-    if product is not None:
-        grad_i = load(grad, row.own * row.channels + c, tile, count)
-    for k in range(row.size):
-        prefetch_end(x, row, k, c, tile)
-        values = load_end(x, row, k, c, tile, count)
-        if product is not None:
-            product[k * row.lanes + h] += lane_sum(grad_i * values)
-        e[k * row.lanes + h] += lane_sum(query_i * values)
-
-
-@inline
-def dot_together(row: Row, narrow: Any, lanes: Any, many: Any, query: Any, x: Any, e: Any, grad: Any,
-                 product: Any) -> None:  # fmt: skip
-    """Store <q_i, x_j> as `dot` adds it, for all heads of the vector together."""
-    query_i = load(query, row.own * row.channels, narrow, many)
-    if product is not None:
-        grad_i = load(grad, row.own * row.channels, narrow, many)
-    for k in range(row.size):
-        prefetch_end(x, row, k, 0, narrow)
-        values = load_end(x, row, k, 0, narrow, many)
-        if product is not None:
-            store(product, k * row.lanes, per_head(grad_i * values, lanes), None)
-        store(e, k * row.lanes, per_head(query_i * values, lanes), None)
-
-
-@inline
-def dots(row: Row, narrow: Any, layout: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
-    """Compute <q_i, x_j>, and <dO_i, x_j> if there is a `product`, by one of the two; the buffers are zero."""
-    lanes, tile, ragged = layout
-    if narrow is not None:
-        dot_together(row, narrow, lanes, only_if(ragged, row.width * row.channels), query, x, e, grad, product)
-    else:
-        each_tile(dot, tile, row, query, x, e, grad, product)
-
-
-@compiled
-def _merge(model: int, models: int, long: Any, first: Any, out_: Any, lse_: Any, out_plus_: Any, mass_plus_: Any,
-           heads: int, channels: int) -> None:  # fmt: skip
-    """The outputs of long rows from those of their chunks, each weighted by its share of the softmax's denominator."""
-    out, lse, out_plus, mass_plus = of_model((out_, lse_, out_plus_, mass_plus_), model, models)
-    for q in range(long.size):
-        for h in range(heads):
-            top = lse_.dtype.type(-np.inf)
-            for p in range(first[q], first[q + 1]):
-                top = max(top, lse[2 * (p * heads + h)])
-            total = lse_.dtype.type(0)
-            for p in range(first[q], first[q + 1]):
-                if lse[2 * (p * heads + h)] != -np.inf:  # a NaN is not, and goes on
-                    total += np.exp(lse[2 * (p * heads + h)] - top) / lse[2 * (p * heads + h) + 1]
-            at = long[q] * heads + h
-            lse[2 * at] = top if top != -np.inf else 0.0
-            lse[2 * at + 1] = 1 / total if total != 0 else total
-            for c in range(at * channels, (at + 1) * channels):
-                out[c] = 0.0
-                if out_plus_ is not None:
-                    out_plus[c] = 0.0
-            if out_plus_ is not None:
-                mass_plus[at] = 0.0
-            for p in range(first[q], first[q + 1]):
-                if lse[2 * (p * heads + h)] == -np.inf:
-                    continue
-                share = np.exp(lse[2 * (p * heads + h)] - top) / (lse[2 * (p * heads + h) + 1] * total)
-                for c in range(channels):
-                    out[at * channels + c] += share * out[(p * heads + h) * channels + c]
-                    if out_plus_ is not None:
-                        out_plus[at * channels + c] += share * out_plus[(p * heads + h) * channels + c]
-                if out_plus_ is not None:
-                    mass_plus[at] += share * mass_plus[p * heads + h]
+def _merge(chunks: Chunks, out: Tensor, lse: Tensor, *plus: Tensor | None) -> None:
+    """Store the results of long rows, of those of their chunks, each weighted by its share of the denominator."""
+    rows, long, number = chunks.long_rows
+    top = chunks.reduced(lse[rows:, 0], "max")
+    empty = lse[rows:, 0] == -torch.inf  # chunks in which no edge has a weight
+    share = ((lse[rows:, 0] - top[number]).exp() / lse[rows:, 1]).masked_fill(empty, 0.0)
+    total = chunks.reduced(share)
+    share = share / total[number]
+    lse[long, 0], lse[long, 1] = top.masked_fill(top == -torch.inf, 0.0), (1 / total).masked_fill(total == 0, 0.0)
+    for each in (out, *plus):
+        if each is not None:
+            of = (..., *[None] * (each.dim() - 2))
+            each[long] = chunks.reduced((share[of] * each[rows:]).masked_fill(empty[of], 0.0))
 
 
 class Operands(NamedTuple):
@@ -396,41 +368,48 @@ def forward_pass(
     `plus` are the sizes of a row of O+ and A+, None for those that are not saved, for a kernel that computes them.
     """
     edges, heads, channels = call.edges, shape.heads, shape.channels
-    sizes = (heads, channels), (heads, 2), *plus
+    sizes = (heads, channels), (2, heads), *plus
     results = [None if size is None else shape.empty(chunks.slots, *size) for size in sizes]
     drop = shape.drop(call.seed, call.dropout, lambda: edges.dropout_ids_by_dst)
     shape.run(kernel, chunks, edges, *operands.constants, drop, edges.src, operands.ids, *operands.arrays, *results)
     if chunks.long.size:
-        arrays = [None if each is None else elements(each) for each in (*results, None, None)[:4]]
         for model in range(shape.models):
-            _merge(model, shape.models, chunks.long, chunks.first, *arrays, heads, channels)
+            _merge(chunks, *(each if each is None or not shape.batch else each[model] for each in results))  # type: ignore[arg-type]
     out, *others = [shape.first(each, edges.num_dst) for each in results if each is not None]
     return converted(out, dtype), *others
+
+
+@inline
+def row_dots(x: Any, at: int, a: Any, to: int, heads: int, channels: int, layout: Any, narrow: Any, scores: Any,
+             place: int) -> None:  # fmt: skip
+    """Store <a, x> of the heads of a vector, of which so many exist, from `scores[place]` on."""
+    lanes, tile, ragged = layout
+    width = 1 << len(tile)
+    whole = channels // width * width
+    if narrow is not None:
+        many = only_if(ragged, heads * channels)
+        values = load(x, at, narrow, many) * load(a, to, narrow, many)
+        store(scores, place, per_head(values, lanes), only_if(ragged, heads))
+    else:
+        for h in range(min(1 << len(lanes), heads)):
+            total = splat(x, 0.0, tile)
+            for c in range(h * channels, h * channels + whole, width):
+                total = total + load(x, at + c, tile, None) * load(a, to + c, tile, None)
+            if whole < channels:
+                c, rest = h * channels + whole, channels - whole
+                total = total + load(x, at + c, tile, rest) * load(a, to + c, tile, rest)
+            scores[place + h] = lane_sum(total)
 
 
 @compiled
 def _head_dots(work: Any, sizes: Any, layout: Any, narrow: Any, x_: Any, a_: Any, apart: int, scores_: Any) -> None:
     """<a_n, x_n> of each head for some rows; the rows of a are `apart` elements apart, 0 if it has only one."""
     heads, channels = sizes
-    lanes, tile, ragged = layout
     x, a, scores = pointer(x_, 0), pointer(a_, 0), pointer(scores_, 0)
-    width = 1 << len(tile)
-    whole = channels // width * width
     for n in range(work[0], work[1]):
-        for head in range(0, heads, 1 << len(lanes)):
-            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
-            row, at, to = n * heads + head, (n * heads + head) * channels, n * apart + head * channels
-            if narrow is not None:
-                store(scores, row, per_head(load(x, at, narrow, many) * load(a, to, narrow, many), lanes), count)
-            else:
-                for h in range(min(1 << len(lanes), heads - head)):
-                    total = splat(x, 0.0, tile)
-                    for c in range(h * channels, h * channels + whole, width):
-                        total = total + load(x, at + c, tile, None) * load(a, to + c, tile, None)
-                    if whole < channels:
-                        c, rest = h * channels + whole, channels - whole
-                        total = total + load(x, at + c, tile, rest) * load(a, to + c, tile, rest)
-                    scores[row + h] = lane_sum(total)
+        for head in range(0, heads, 1 << len(layout[0])):
+            at, to = n * heads + head, n * apart + head * channels
+            row_dots(x, at * channels, a, to, heads - head, channels, layout, narrow, scores, at)
 
 
 @inline
@@ -460,19 +439,11 @@ def _head_dots_back(
         width = 1 << len(tile)
         for h in range(heads):
             for c in range(0, channels, width):
-                to = h * channels + c
-                total = splat(x, 0.0, tile)
-                if c + width <= channels:
-                    a_h = load(a, to, tile, None)
-                    for n in range(h, of_.size, heads):
-                        total = _add_back(x, a_h, of[n], n * channels + c, tile, None, grad_x, total)
-                    store(grad_a, to, total, None)
-                else:
-                    rest = channels - c
-                    a_h = load(a, to, tile, rest)
-                    for n in range(h, of_.size, heads):
-                        total = _add_back(x, a_h, of[n], n * channels + c, tile, rest, grad_x, total)
-                    store(grad_a, to, total, rest)
+                to, rest, total = h * channels + c, channels - c, splat(x, 0.0, tile)
+                a_h = load(a, to, tile, rest)
+                for n in range(h, of_.size, heads):
+                    total = _add_back(x, a_h, of[n], n * channels + c, tile, rest, grad_x, total)
+                store(grad_a, to, total, rest)
 
 
 @inline

@@ -21,7 +21,6 @@ from ...graph.remembered import remembered
 from . import cache
 from .cache import compiled, inline
 from .draw import DRAWN
-from .vector import of_model
 
 SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
 SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread is as fast as several
@@ -53,6 +52,20 @@ class Chunks(NamedTuple):
     def arrays(self) -> tuple[np.ndarray, ...]:
         """`bounds`, `row` and `slot`, for a kernel."""
         return self.bounds, self.row, self.slot
+
+    @property
+    def long_rows(self) -> tuple[int, Tensor, Tensor]:
+        """The number of rows, the long ones of them, and for each of their chunks which of these it belongs to."""
+        return (
+            int(self.first[0]),
+            torch.from_numpy(self.long),
+            torch.repeat_interleave(torch.from_numpy(np.diff(self.first))),
+        )
+
+    def reduced(self, of_chunks: Tensor, reduce: str = "sum") -> Tensor:
+        """Return the sum or the largest of the values of each long row's chunks, in their order."""
+        offsets = torch.from_numpy(self.first - self.first[0])
+        return torch.segment_reduce(of_chunks.contiguous(), reduce, offsets=offsets, axis=0, unsafe=True)
 
 
 @compiled
@@ -188,23 +201,13 @@ def _buffers(job: Job, dtype: np.dtype[Any]) -> np.ndarray:
     return buffers
 
 
-@compiled
-def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
-    """The sums of long rows from those of their chunks, in order."""
-    (sums,) = of_model((sums_,), model, models)
-    for q in range(long.size):
-        for c in range(row):
-            total = sums[first[q] * row + c]
-            for p in range(first[q] + 1, first[q + 1]):
-                total += sums[p * row + c]
-            sums[long[q] * row + c] = total
-
-
 def merge_sums(models: int, chunks: Chunks, row: int, *sums: Tensor) -> None:
     """Add up the sums of the chunks of long rows, `row` elements each."""
     if chunks.long.size:
-        for model, each in itertools.product(range(models), sums):
-            _merge_sums(model, models, chunks.long, chunks.first, elements(each), row)
+        rows, long, _ = chunks.long_rows
+        for each in sums:
+            for model in each.view(models, chunks.slots, row):
+                model[long] = chunks.reduced(model[rows:])
 
 
 def tile_of(channels: int) -> tuple[int, ...]:

@@ -318,15 +318,17 @@ def fold(context: Any, vector: Any, width: Any) -> Any:
     return target(vector, width), lambda context, builder, signature, args: _halved(builder, args[0], target.width)
 
 
+def _shuffled(lanes: Any) -> Any:
+    """Return the code for a vector of these lanes of another one."""
+    picked = indices(lanes)
+    return lambda context, builder, signature, args: builder.shuffle_vector(args[0], args[0], picked)
+
+
 @intrinsic(prefer_literal=True)
 def repeat(context: Any, vector: Any, width: Any) -> Any:
     """The vector again and again, up to a width."""
     target = Vector(vector.dtype, width_of(width))
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shuffle_vector(args[0], args[0], indices(lane % vector.width for lane in range(target.width)))
-
-    return target(vector, width), codegen
+    return target(vector, width), _shuffled(lane % vector.width for lane in range(target.width))
 
 
 @intrinsic(prefer_literal=True)
@@ -334,11 +336,7 @@ def per_feature(context: Any, vector: Any, width: Any) -> Any:
     """A number for each head to one for each of its features: each lane as often as fills a width."""
     target = Vector(vector.dtype, width_of(width))
     each = target.width // vector.width
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shuffle_vector(args[0], args[0], indices(lane // each for lane in range(target.width)))
-
-    return target(vector, width), codegen
+    return target(vector, width), _shuffled(lane // each for lane in range(target.width))
 
 
 @intrinsic(prefer_literal=True)
@@ -360,16 +358,6 @@ def per_head(context: Any, vector: Any, width: Any) -> Any:
     return target(vector, width), codegen
 
 
-@intrinsic
-def interleave(context: Any, x: Any, y: Any) -> Any:
-    """The lanes of two vectors in turns."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shuffle_vector(*args, indices(lane // 2 + lane % 2 * x.width for lane in range(2 * x.width)))
-
-    return Vector(x.dtype, 2 * x.width)(x, y), codegen
-
-
 @intrinsic(prefer_literal=True)
 def prefetch(context: Any, array: Any, offset: Any, width: Any) -> Any:
     """Ask for the cache lines of a vector."""
@@ -384,17 +372,6 @@ def prefetch(context: Any, array: Any, offset: Any, width: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, offset, width), codegen
-
-
-@intrinsic(prefer_literal=True)
-def deinterleave(context: Any, vector: Any, which: Any) -> Any:
-    """One of the two vectors that `interleave` has put together."""
-    target, first = Vector(vector.dtype, vector.width // 2), which.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shuffle_vector(args[0], args[0], indices(range(first, vector.width, 2)))
-
-    return target(vector, which), codegen
 
 
 @intrinsic(prefer_literal=True)
