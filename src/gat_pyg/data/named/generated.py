@@ -30,7 +30,7 @@ def digits(k: int = 5) -> Task:
 
     Needs no network: the pixels are part of the package (45 KB). They are those of scikit-learn's `load_digits`, the
     test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998; CC BY 4.0).
-    Costs a temporary [N, N] matrix of int64 (26 MB).
+    Costs a temporary [N, N] matrix of float64 (26 MB).
 
     >>> digits().train[0].test_mask.sum()
     tensor(1000)
@@ -47,9 +47,8 @@ def _nearest(x: Tensor, k: int) -> Tensor:
     """Return the undirected k-nearest-neighbour graph of points with integer coordinates; ties go to lower indices."""
     N, square = x.size(0), x.square().sum(1)
     distance = square + square[:, None] - 2 * x @ x.t()  # [N, N], exact in float64
-    rank = distance.round().long() * N + torch.arange(N)  # distance first, then number
-    rank.fill_diagonal_(torch.iinfo(torch.int64).max)
-    src = rank.topk(k, largest=False).values.remainder(N)  # [N, k]
+    rank = distance.mul_(N).add_(torch.arange(N)).fill_diagonal_(torch.inf)  # distance first, then number
+    src = rank.topk(k, largest=False).values.remainder(N).long()  # [N, k]
     dst = torch.arange(N)[:, None].expand_as(src)
     return cast(Tensor, to_undirected(torch.stack([src.flatten(), dst.flatten()]), num_nodes=N))
 
