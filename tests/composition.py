@@ -11,7 +11,7 @@ import omegaconf._utils
 import omegaconf.base
 import omegaconf.omegaconf
 import yaml
-from hydra._internal import config_repository
+from hydra._internal import config_repository, defaults_list
 from hydra._internal.hydra import Hydra
 from yaml import load
 
@@ -29,6 +29,14 @@ def compose_once() -> None:
     omegaconf.omegaconf.yaml = SimpleNamespace(
         **{**vars(yaml), "load": lambda file, Loader: parsed(_text(file), Loader)}
     )
+    choices = defaults_list._create_interpolation_map  # built for each file, though few of them have an interpolation
+
+    def choices_to_resolve(overrides: Any, listed: list[Any], self_added: bool) -> Any:
+        if any(not each.is_self() and each.is_interpolation() for each in listed):
+            return choices(overrides, listed, self_added)
+        return None
+
+    defaults_list._create_interpolation_map = choices_to_resolve
 
 
 def _text(file: Any) -> str:
