@@ -29,7 +29,7 @@ import gat_pyg.data.named.generated
 import gat_pyg.kernels.device
 from gat_pyg.philox import draw_seed, keep_mask
 from tests.composition import compose_once
-from tests.processes import WITHOUT_KERNELS
+from tests.processes import WITHOUT_KERNELS, fork_server
 
 try:
     from numba.core.event import Event, Listener, register
@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let the processes of pytest-xdist share the cores, Ctrl-C do what it does in a terminal, and settings be fast."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        fork_server()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     compose_once()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -10,13 +11,17 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 IMPORTED = [
     "pytest",
@@ -63,6 +68,37 @@ def start_server() -> None:
     """Start the process from which the others are forked; only its first list of imports is used."""
     forkserver.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
+
+
+def fork_server() -> None:
+    """Fork it from this process, before a test changes anything: the libraries are imported once for both."""
+    if sys.platform != "linux":
+        return
+    resource_tracker.ensure_running()
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.resetwarnings()  # to those of Python, as it starts
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        for name in IMPORTED:
+            importlib.import_module(name)
+        patch.setattr(forkserver, "util", SimpleNamespace(**{**vars(forkserver.util), "spawnv_passfds": _forked}))
+        forkserver.ensure_running()
+
+
+def _forked(program: str, arguments: list[str], passed: list[int]) -> int:
+    """Fork a process that runs `python ... -c CODE`, and ends when the other end of the last file is closed."""
+    if pid := os.fork():
+        return pid
+    try:
+        for end in range(3, 1024):  # all others stay open: what is garbage later would close new files of their numbers
+            with suppress(OSError):
+                if end != passed[-1] and os.path.sameopenfile(end, passed[-1]):
+                    os.close(end)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest")]
+        exec(arguments[-1], {"__name__": "__main__"})
+    finally:
+        os._exit(0)
 
 
 class Forked:
@@ -139,6 +175,7 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[:0] = rest, [cwd]
+        sys.modules.pop(rest[0], None)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv, sys.path[:0] = ["-c", *rest[1:]], [""]
