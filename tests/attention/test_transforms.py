@@ -199,19 +199,18 @@ def test_forward_mode_of_the_layers(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["fused", "segment", "reference"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @every_operand
-def test_forward_mode_of_the_operation(names: str, dropout: float, backend: str) -> None:
+def test_forward_mode_of_the_operation(names: str, backend: str) -> None:
     """J v from forward mode is J v from two reverse passes, with the same mask."""
     leaves, edges = leaves_of(BIPARTITE, 3, 5, names), edges_of(BIPARTITE)
 
     def out(leaves: Any) -> Tensor:
-        return call(leaves, edges, backend, dropout=dropout)
+        return call(leaves, edges, backend, dropout=0.5)
 
     primal, pull = vjp(out, leaves)
     _, push = vjp(lambda u: pull(u)[0], torch.zeros_like(primal))
     results = jvp(out, (leaves,), (like(leaves),))
-    assert_trees_close(results, (primal, push(like(leaves))[0]), f"{names} {dropout} {backend}")
+    assert_trees_close(results, (primal, push(like(leaves))[0]), f"{names} {backend}")
 
 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
@@ -221,11 +220,11 @@ def test_forward_mode_of_a_recorded_backward(names: str, backend: str) -> None:
     leaves, edges = leaves_of(BIPARTITE, 3, 5, names), edges_of(BIPARTITE)
     results, expected = [], []
     for answers, by in ((results, backend), (expected, "reference")):
-        out, pull = vjp(lambda leaves, by=by: call(leaves, edges, by), leaves)
+        out, pull = vjp(lambda leaves, by=by: call(leaves, edges, by, dropout=0.5), leaves)
         u = torch.ones_like(out)
         answers.append(jvp(pull, (u,), (like(u),)))
         leaf = {k: v.clone().requires_grad_() for k, v in leaves.items()}
-        out = call(leaf, edges, by)
+        out = call(leaf, edges, by, dropout=0.5)
         with forward_ad.dual_level():
             grads = torch.autograd.grad(out, list(leaf.values()), forward_ad.make_dual(u, like(u)), create_graph=True)
             answers.append([forward_ad.unpack_dual(g).tangent for g in grads])
@@ -279,7 +278,7 @@ def test_forward_mode_compiled(name: str) -> None:
 def test_forward_mode_of_sparse_features() -> None:
     x = torch.randn(6, 5).relu()
     sparse = SparseFeatures(x.to_sparse_csr())
-    conv, weight = GATConv(5, 4, heads=2), torch.randn(5, 3)
+    conv, weight = GATConv(5, 5, heads=3), torch.randn(5, 3)
     parameters = {k: v.detach() for k, v in conv.named_parameters()}
     index = RANDOM.index % 6
     results, expected = (
@@ -314,7 +313,7 @@ def test_forward_mode_of_sparse_features() -> None:
 
 
 def test_forward_mode_with_returned_attention() -> None:
-    theirs, ours = pair("GATConv", 5, 4, heads=2)
+    theirs, ours = pair("GATConv", 5, 5, heads=3)
     x = torch.randn(40, 5)
     results, expected = (
         jvp(lambda x, c=conv: c(x, RANDOM.index, return_attention_weights=True)[1][1], (x,), (like(x),))

@@ -228,9 +228,9 @@ def test_sparse_features_give_what_dense_ones_do(
     both = [x_of(graph).relu(), x_of(graph, 6, "dst").relu()]
     sparse = [x.to_sparse_csr() for x in both]
     dense = run(layer, tuple(both) if bipartite else both[0], graph.index)
-    monkeypatch.setattr(Tensor, "to_dense", None)  # nothing is made dense
-    ours = run(layer, tuple(sparse) if bipartite else sparse[0], graph.index)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "to_dense", None)  # nothing is made dense
+        ours = run(layer, tuple(sparse) if bipartite else sparse[0], graph.index)
     for key in ("grad x", "grad x_src", "grad x_dst"):
         if key in dense:
             dense[key] = dense[key] * (ours[key].to_dense() != 0)

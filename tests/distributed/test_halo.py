@@ -173,8 +173,10 @@ def test_the_kernels_drop_the_same_edges_and_features_in_a_part_as_in_the_whole(
     layer: str, monkeypatch: pytest.MonkeyPatch
 ):
     data = graph(60, 400)
-    model = GATv2Conv(10, 4, dropout=0.5) if layer == "gatv2" else GATConv(10, 4, dropout=0.5, mechanism=layer)
-    whole = output(model, data)
+    data.x = data.x.double()
+    options: Any = {"heads": 3, "dropout": 0.5}  # whose kernels other tests compile
+    model = GATv2Conv(10, 5, **options) if layer == "gatv2" else GATConv(10, 5, mechanism=layer, **options)
+    whole = output(model.double(), data)
     total = torch.autograd.grad(whole.square().sum(), [*model.parameters()])
     for rank in range(2):
         part = Part.of(data.edge_index, torch.arange(60) % 2, rank, 2).take(data)
@@ -185,7 +187,7 @@ def test_the_kernels_drop_the_same_edges_and_features_in_a_part_as_in_the_whole(
         grads = torch.autograd.grad(out.square().sum(), [*model.parameters()])
         total = [one - grad for one, grad in zip(total, grads, strict=True)]
     for rest in total:
-        torch.testing.assert_close(rest, torch.zeros_like(rest), rtol=0, atol=1e-3)
+        torch.testing.assert_close(rest, torch.zeros_like(rest), rtol=0, atol=1e-10)
 
 
 class EachRowOnce(TorchDispatchMode):
