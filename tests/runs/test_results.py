@@ -63,7 +63,8 @@ def one(seed: int = 0, **fields: object) -> Result:
 @given(results)
 def test_a_result_comes_back_from_its_one_line(result: Result):
     line = result.to_json()
-    assert "\n" not in line and "NaN" not in line
+    assert "\n" not in line
+    json.loads(line, parse_constant=pytest.fail)  # NaN and infinities are not JSON, but may be in a text
     again = Result.from_json(line)
     for key in ("value", "val"):
         assert getattr(again, key) == pytest.approx(getattr(result, key), rel=0, abs=0, nan_ok=True)
