@@ -30,8 +30,8 @@ from tests.distributed.commands import assert_same_training, finish, started, tr
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
-COMMAND = ("-m", "gat_pyg.run", "dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat")
-COMMAND += ("+trainer.precision=64-true", "training.batch_size=3", "training.lr=0.02", "training.patience=6")
+COMMAND = ("-m", "gat_pyg.run", "dataset=planted", "dataset.graphs=14", "dataset.nodes=20", "model=gat")
+COMMAND += ("+trainer.precision=64-true", "training.batch_size=3", "training.lr=0.02", "training.patience=4")
 COMMAND += ("training.max_epochs=40",)
 
 

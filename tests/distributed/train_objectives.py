@@ -28,7 +28,7 @@ SETUPS = {**{name: (name, {"batch_size": 4}) for name in WITH_GRAPHS}, **IN_PAIR
 
 
 def trained(case: str, world: int) -> dict[str, Tensor]:
-    """Return the weights after four epochs of small batches, and the scores of validation and test."""
+    """Return the weights after two epochs of small batches, and the scores of validation and test."""
     name, options = SETUPS[case]
     task = OBJECTIVES[name]()
     if task.objective.item == "node" and task.shared_graph is not None:
@@ -38,7 +38,7 @@ def trained(case: str, world: int) -> dict[str, Tensor]:
         devices=world,
         strategy=DDPStrategy(process_group_backend="gloo") if world > 1 else "auto",
         precision="64-true",
-        max_epochs=4,
+        max_epochs=2,
         accumulate_grad_batches=1 + (case == "graphs, many labels"),
         callbacks=[Resumable(None, seed=1)],  # seeds the negative links
         use_distributed_sampler=False,  # TaskData shares the graphs

@@ -8,25 +8,31 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gat_pyg.runs.result import read
 from tests.commands import SMALL, Command, kill, outside, runs
+from tests.processes import python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 
 AVERAGED = ("config.yaml", "calibration.json", "result.json")  # files of several seeds
 
 
-def test_two_processes_train_one_model_and_leave_one_run(place: Path):
+@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.weekly)], ids=["forked", "interpreters"])
+def test_two_processes_train_one_model_and_leave_one_run(new: bool, place: Path):
     small = ("dataset=planted", "dataset.graphs=6", "model=mlp", "runs=2", "training.max_epochs=3")
-    command = [sys.executable, "-m", "gat_pyg.run", *small, "trainer=ddp_cpu", "trainer.devices=2"]  # new interpreters
+    command = ["-m", "gat_pyg.run", *small, "trainer=ddp_cpu", "trainer.devices=2"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    output, stderr = ended.stdout, ended.stderr
-    assert ended.returncode == 0, stderr
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = partial(subprocess.Popen, [sys.executable, *command], **pipes) if new else partial(python, *command)
+    process = started(env=environment)
+    output, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
     assert "planted: 2 runs one by one, since 2 processes divide the graphs of each step" in stderr
     assert "2 runs: test micro-F1" in output
     assert output.count("data set    planted") == 2
