@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
+from copy import copy, deepcopy
+from dataclasses import astuple
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,12 @@ import omegaconf.base
 import omegaconf.omegaconf
 import yaml
 from hydra._internal import config_repository, defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from yaml import load
+
+from gat_pyg.settings.conf import config_folder
 
 
 def compose_once() -> None:
@@ -37,6 +42,37 @@ def compose_once() -> None:
         return None
 
     defaults_list._create_interpolation_map = choices_to_resolve
+    merge_once()
+
+
+def merge_once() -> None:
+    """Load each of the package's choices once, and merge each list of choices once, where there is no other folder."""
+    loaded: dict[str, Any] = {}
+    merged: dict[Any, Any] = {}
+    load_config = CachingConfigRepository.load_config
+    compose = ConfigLoaderImpl._compose_config_from_defaults_list
+    folders = [("hydra", "hydra.conf"), ("main", str(config_folder())), ("schema", "")]
+
+    def is_own(repo: Any) -> bool:
+        return [(source.provider, source.path) for source in repo.get_sources()] == folders
+
+    def load_once(self: Any, config_path: str) -> Any:
+        if not is_own(self):
+            return load_config(self, config_path)
+        if config_path not in loaded:
+            loaded[config_path] = load_config(self, config_path)
+        return loaded[config_path]
+
+    def compose_once(self: Any, defaults: list[Any], repo: Any) -> Any:
+        if not is_own(repo):
+            return compose(self, defaults, repo)
+        choices = tuple(map(astuple, defaults))
+        if choices not in merged:
+            merged[choices] = compose(self, defaults, repo.delegate)  # which loads again: merging moves its nodes
+        return deepcopy(merged[choices])
+
+    CachingConfigRepository.load_config = load_once
+    ConfigLoaderImpl._compose_config_from_defaults_list = compose_once
 
 
 def _text(file: Any) -> str:
