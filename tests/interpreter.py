@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import runpy
 import sys
 from collections.abc import Callable
@@ -50,8 +51,11 @@ class Memory:
         element = self.values[self.place(index)]
         return Memory(element, f"{self.name}[{index}]") if isinstance(element, np.ndarray) else element
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        self.values[self.place(index)] = value
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        if isinstance(index, slice):
+            self.values[self.start : self.high][index] = value.values if isinstance(value, Memory) else value
+        else:
+            self.values[self.place(index)] = value
 
 
 def interpreted(kernel: Any) -> Callable[..., Any]:
@@ -127,16 +131,26 @@ def only_if_any(flags: tuple[Any, ...], value: Any) -> Any:
 
 
 @_operation
-def pointer(array: Memory | None, offset: int) -> Memory | None:
+def pointer(array: Memory | np.ndarray | None, offset: int) -> Memory | None:
     if array is None:
         return None
+    if isinstance(array, np.ndarray):  # a kernel's own
+        array = Memory(array, "a buffer")
     return Memory(array.values, array.name, array.start + offset, array.low, array.high)
 
 
 @_operation
-def elements_at(memory: Memory, address: int | None, count: int) -> Memory | None:
-    if address is None:
-        return None
+def all_elements_at(memory: Memory, addresses: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Memory, ...]:
+    return tuple(_at(memory, at, count if at else 0) for at, count in zip(addresses, counts, strict=True))
+
+
+@_operation
+def split_at(memory: Memory, address: int, counts: tuple[int, ...]) -> tuple[Memory, ...]:
+    places = itertools.accumulate((memory.dtype.itemsize * count for count in counts), initial=address)
+    return tuple(_at(memory, at, count) for at, count in zip(places, counts, strict=False))
+
+
+def _at(memory: Memory, address: int, count: int) -> Memory:
     start = (address - _FIRST) // memory.dtype.itemsize if count else 0
     return Memory(memory.values[start : start + count], f"{memory.name} at an address")
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
-from gat_pyg.conv import autograd_node, base, gat
+from gat_pyg.conv import autograd_node, few
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
 from gat_pyg.kernels.device import load_kernels
@@ -277,16 +276,16 @@ def layers(draw: Any) -> Draw:
 @pytest.mark.usefixtures("one_mask")
 def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: set[tuple[str, ...]] = set()
-    few = base.FEW
-    for module in (autograd_node, gat):
+    most = few.FEW
+    for module in (autograd_node, few):
         monkeypatch.setattr(module, "load_kernels", lambda *names: computed.add(names) or load_kernels(*names))
 
     @FUZZ
     @given(layers())
     def each(case: Draw) -> None:
         torch.set_num_threads(1 + case.seed % 2)
-        monkeypatch.setattr(base, "FEW", few * (case.seed // 2 % 2))
+        monkeypatch.setattr(few, "FEW", most * (case.seed // 2 % 2))
         check(case)
 
     each()
-    assert computed == {*product(("attention.additive", "attention.pair"), ("cpu", "cpu_few"))}
+    assert computed == {(f"attention.{folder}", "cpu") for folder in ("additive", "pair", "layer")}

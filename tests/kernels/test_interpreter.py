@@ -17,10 +17,10 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
-from gat_pyg.attention.additive import cpu_few as additive_few
+from gat_pyg.attention.layer import cpu as layer_kernels
+from gat_pyg.attention.layer import cpu_scores, cpu_steps
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
-from gat_pyg.attention.pair import cpu_few as pair_few
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.conv import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.features import cpu as features
@@ -29,13 +29,15 @@ from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph import cpu as structure
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, rows
+from gat_pyg.kernels.cpu import products as matrices
 from gat_pyg.philox import keyed
 from tests import interpreter
 from tests.graphs import Graph
 from tests.laws import SIZES, assert_close
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
-MODULES = [additive, additive_few, pair, pair_few, cpu_edges, steps, features, rows, structure]
+FEW = [layer_kernels, cpu_scores, cpu_steps, matrices]
+MODULES = [*FEW, additive, pair, cpu_edges, steps, features, rows, structure]
 DOT = "x x_dst"
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
@@ -104,17 +106,18 @@ LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3
 
 
 def layers(dtype: torch.dtype, backend: Any) -> list[Tensor]:
-    """Each layer, whose node has kernels for few edges, with narrow heads and with wide ones."""
+    """Each layer by its kernels for few edges, with heads of part of a vector and of more than one, then by those for
+    many, which have weights of the edges, and loops among them."""
     every, index = [], EDGES.index.long()
+    few = index[:, index[0] != index[1]]
     for kind, channels in itertools.product((GATConv, GATv2Conv, TransformerConv), (5, 19)):
         torch.manual_seed(0)
         layer = kind(6, channels, heads=3, edge_dim=3, dropout=0.3, concat=channels == 5, backend=backend).to(dtype)
-        x, edge_attr, weight = draw(5, 6, dtype=dtype), draw(8, 3, dtype=dtype).detach(), draw(8, 3, dtype=dtype)
-
-        def run(x: Tensor, weight: Tensor, *_: Any, layer: Any = layer, edge_attr: Tensor = edge_attr) -> Tensor:
-            return layer(x, index, edge_attr, edge_weight=weight)
-
-        every += results(run, x, weight, *(p for p in layer.parameters()))
+        leaves = draw(5, 6, dtype=dtype), draw(few.size(1), 3, dtype=dtype), *layer.parameters()
+        every += results(lambda x, edge_attr, *_, layer=layer: layer(x, few, edge_attr), *leaves)
+    leaves, edge_attr = (draw(5, 6, dtype=dtype), draw(8, 3, dtype=dtype)), draw(8, 3, dtype=dtype).detach()
+    layer = GATConv(6, 5, heads=3, edge_dim=3, backend=backend).to(dtype)
+    every += results(lambda x, weight: layer(x, index, edge_attr, edge_weight=weight), *leaves)
     return every
 
 

@@ -40,11 +40,6 @@ def side_by_side(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
     return product(x, torch.cat([first.weight, second.weight]), bias).chunk(2, 1)  # type: ignore[return-value]
 
 
-def mapped(inputs: dict[str, Any], name: str, x: str) -> Tensor:
-    """Return a linear map of an input; both are names."""
-    return product(inputs[x], inputs[f"{name}.weight"], inputs[f"{name}.bias"])
-
-
 class Plan(NamedTuple):
     """A call of a layer without its tensors."""
 
@@ -52,23 +47,36 @@ class Plan(NamedTuple):
     edges: Edges
     dropout: float
     names: tuple[str, ...]  # names of the tensors, in order: x, x_dst, edge_attr, then the parameters
-    few: bool = False  # whether the kernels are those for few edges on a CPU
-
-    @property
-    def whole(self) -> Any:
-        """The class whose `_forward_few` and `_backward_few` are the whole call; None if it has none, or many edges."""
-        kind = _equations(self.layer.__class__)
-        return kind if self.few and kind._forward_few is not None else None
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
-        layer: Any = object.__new__(_equations(self.layer.__class__))
+        layer: Any = object.__new__(equations(self.layer.__class__))
         attributes = vars(layer)
         attributes.update(vars(self.layer))
         attributes.update(zip(self.names, tensors, strict=True))
         for name, at in _maps(self.names):
             attributes[name] = Affine(*tensors[at : at + 2])
         return layer
+
+    def compute(self, tensors: Sequence[Any], seed: Tensor | None, edge_weight: Tensor | None) -> Tensor:
+        """Compute the call by torch's operations and `attend`, which autograd differentiates."""
+        layer = self.bound(tensors)
+        x, score, res = _describe(layer, self.edges.num_dst)
+        out: Tensor = layer._finish(attend(Operation(x, score, self.edges, edge_weight, seed, self.dropout)), res)
+        return out
+
+
+def differentiated(compute: Any, tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor) -> list[Any]:
+    """Return the gradients of `compute(tensors)`, None for those that nothing needs, so that they have some too."""
+    with torch.enable_grad():
+        # views, at which a gradient ends: an input may depend on another, or be the same tensor
+        views: list[Any] = [
+            t if t is None or not needed else t.view_as(t) for t, needed in zip(tensors, needs, strict=True)
+        ]
+        out = compute(views)
+    wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
+    results = iter(torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True))
+    return [next(results) if needed else None for needed in needs]
 
 
 @functools.lru_cache
@@ -78,7 +86,7 @@ def _maps(names: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 @functools.lru_cache
-def _equations(kind: type) -> Any:
+def equations(kind: type) -> Any:
     """Return the class of this package that a layer's class is or derives from: without what hides its attributes."""
     return next(each for each in kind.__mro__ if "_PARAMETERS" in vars(each))
 
@@ -139,28 +147,25 @@ class Grads(dict[str, Tensor]):
         return product(self.columns[x, rows], grad.t()).t().contiguous()
 
 
-class LayerNode(torch.autograd.Function):
-    """The output of a layer, `[N_dst, H C]` or `[N_dst, C]`, from its inputs and parameters."""
+class Node(torch.autograd.Function):
+    """An autograd function that takes its tensors by position."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:  # noqa: D102
         # torch's own inspects the signature of `forward` first, which takes longer than the kernels on a small graph
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
+
+class LayerNode(Node):
+    """The output of a layer, `[N_dst, H C]` or `[N_dst, C]`, from its inputs and parameters."""
+
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
         needs = ctx.needs_input_grad[2:]
-        if (kind := plan.whole) is not None:
-            inputs = dict(zip(plan.names, tensors, strict=True))
-            out, saved = kind._forward_few(plan.layer, plan, seed, edge_weight, inputs)
-            if any(needs):
-                ctx.plan = plan
-                ctx.save_for_backward(seed, edge_weight, *tensors, *saved)
-            return out
-        layer, (_, edges, dropout, *_) = plan.bound(tensors), plan
+        layer, (_, edges, dropout, _) = plan.bound(tensors), plan
         x, score, res = _describe(layer, edges.num_dst)
-        kernels = load_kernels(f"attention.{score.kernels}", "cpu_few" if plan.few else x.device.type)
+        kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
         out, *saved = kernels.forward(call, x.dtype, keeps)
@@ -176,26 +181,16 @@ class LayerNode(torch.autograd.Function):
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        _, edges, dropout, names, _ = ctx.plan
+        _, edges, dropout, names = ctx.plan
         seed, edge_weight, *rest = ctx.saved_tensors
         tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
-            with torch.enable_grad():
-                # views, at which a gradient ends: an input may depend on another, or be the same tensor
-                views = [
-                    t.view_as(t) if needed else t for t, needed in zip((edge_weight, *tensors), needs, strict=True)
-                ]
-                layer = ctx.plan.bound(views[1:])
-                x, score, res = _describe(layer, edges.num_dst)
-                out = layer._finish(attend(Operation(x, score, edges, views[0], seed, dropout)), res)
-            wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
-            results = torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
-            each = iter(results)
-            return None, None, *(next(each) if needed else None for needed in needs)
+            plan = ctx.plan
+            results = differentiated(
+                lambda views: plan.compute(views[1:], seed, views[0]), (edge_weight, *tensors), needs, grad
+            )
+            return None, None, *results
         grads = Grads(names, tensors, needs[1:])
-        if (kind := ctx.plan.whole) is not None:
-            of_weight = kind._backward_few(ctx.plan.layer, ctx.plan, seed, grad, rest, grads)
-            return None, None, of_weight, *map(grads.get, names)
         layer = ctx.plan.bound(tensors)
         x, *rest = rest
         count = len(ctx.kind.shapes)

@@ -25,11 +25,12 @@ from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside, is_traced
-from ..kernels.device import has_gpu_kernels, unsupported_reason
+from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
 from .autograd_node import Grads, LayerNode, Plan
 from .checks import check_call, check_features, check_names, check_options, full_size, graph_size, refuse_matrix
+from .few import run_few
 from .loops import features_with_loops, replace_loops, weights_with_loops
 from .mechanisms import ONE_END, is_affine
 from .messages import Ends, MessageConv
@@ -46,7 +47,7 @@ class AttentionConv(MessageConv):
     """
 
     _PARAMETERS: tuple[str, ...] = ()  # names of parameters and linear maps, in the order of their initialisation
-    _forward_few: Any = None  # the layer with one call of the kernels, see `GATConv._forward_few`
+    _FEW: tuple[str, ...] = ()  # the same as the kernels for few edges take them, see `few`
     _scores_both_ends = True  # x needs a dst, and edge_attr a projection
 
     def __init__(self, **kwargs: Any) -> None:
@@ -106,6 +107,10 @@ class AttentionConv(MessageConv):
             x, edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
             weights: whether to return alpha.
         """
+        if edge_weight is None and size is None and not weights:
+            out = run_few(self, x, edge_index, edge_attr)
+            if out is not None:
+                return out
         if is_batch(x):
             graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
             return each_graph(self, x, weights, graph if size is None else {**graph, "size": size})
@@ -118,8 +123,7 @@ class AttentionConv(MessageConv):
             edges, tensors["edge_attr"], edge_weight = rows
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
-            few = self._has_few(edges, tensors["x"], tensors["edge_attr"], edge_weight)
-            plan = Plan(self, edges, dropout, tuple(tensors), few)
+            plan = Plan(self, edges, dropout, tuple(tensors))
             return LayerNode.apply(plan, seed, edge_weight, *tensors.values())
 
         ends, res = self._project(x, size)
@@ -188,15 +192,6 @@ class AttentionConv(MessageConv):
             ):
                 return None
         return tensors
-
-    def _has_few(self, edges: Edges, x: Tensor, edge_attr: OptTensor, edge_weight: OptTensor) -> bool:
-        """Return True if the kernels for few edges on a CPU compute the call."""
-        if has_gpu_kernels(x) or edges.num_edges * self.heads * self.out_channels >= FEW:
-            return False
-        if edge_weight is not None and (edge_weight.dtype != x.dtype or type(edge_weight) is not Tensor):
-            return False
-        # only a layer that is one call as a whole has the gradients of features of edges
-        return self._forward_few is not None or edge_attr is None or not edge_attr.requires_grad
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return True if a traced call gets the whole operation, rather than PyG's message passing.
@@ -322,7 +317,6 @@ class AttentionConv(MessageConv):
 
 
 _KINDS = (Tensor, Parameter)
-FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:

@@ -20,9 +20,9 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from ..kernels.device import load_kernels
-from .autograd_node import Grads, Plan, mapped
+from .autograd_node import Grads
 from .base import AttentionConv
+from .few import has_summed_loops
 from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, unrounded
 from .messages import Ends
 
@@ -82,6 +82,10 @@ class GATConv(AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
+    _FEW = (
+        *("lin.weight", "", "", "", "lin_dst.weight", "", "lin_edge.weight", "res.weight", "bias"),
+        *("att_src", "att_dst", "att_edge"),
+    )
     _PARAMETERS = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
     _scores_both_ends = False
     accepts_size = True  # `size` may declare fewer dst than x has rows
@@ -118,6 +122,7 @@ class GATConv(AttentionConv):
         else:
             self.lin_src = glorot_linear(in_channels[0], heads * out_channels)
             self.lin_dst = glorot_linear(in_channels[1], heads * out_channels)
+            self._FEW = "lin_src.weight", *self._FEW[1:]
 
         self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
         self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
@@ -299,53 +304,11 @@ class GATConv(AttentionConv):
             grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
         _edge_term_back(of_edge, H, grads)
 
-    def _few(self: Any, plan: Plan, seed: OptTensor, x: Tensor) -> tuple[Any, Any]:
-        """Return the kernels for few edges, and what they have to know of a call."""
-        kernels = load_kernels("attention.additive", "cpu_few")
-        shape = kernels.shape_of(x.dtype, self.heads, self.out_channels)
-        return kernels, kernels.Few(plan.edges, shape, seed, plan.dropout, self.concat)
-
-    def _forward_few(
-        self: Any, plan: Plan, seed: OptTensor, edge_weight: OptTensor, inputs: dict[str, Any]
-    ) -> tuple[Tensor, list[Any]]:
-        """Return the output and the tensors that `_backward_few` reads; `inputs` are those of the node by name."""
-        src, dst, end = self._maps(inputs)
-        x = mapped(inputs, src, "x")
-        x_dst = x if (src, end) == (dst, "x") else mapped(inputs, dst, end)
-        edge_attr, u = inputs["edge_attr"], None
-        if edge_attr is not None and "att_edge" in inputs:
-            u = edge_attr.mm(_folded(inputs["att_edge"], inputs["lin_edge.weight"]).t())
-        res = mapped(inputs, "res", end) if "res.weight" in inputs else None
-        operands = [x, x_dst, inputs.get("att_src"), inputs.get("att_dst"), u, edge_weight]
-        kernels, few = self._few(plan, seed, x)
-        out, saved = kernels.forward(few, self.negative_slope, res, inputs.get("bias"), *operands)
-        return out, [saved, *operands]
-
-    def _backward_few(self: Any, plan: Plan, seed: OptTensor, grad: Tensor, read: list[Any], grads: Grads) -> OptTensor:
-        """Add all gradients to `grads`, and return that of the weights of the edges."""
-        (src, dst, end), (saved, *operands) = self._maps(grads.tensors), read
-        x, x_dst, _, _, u, edge_weight = operands
-        rows, of_x = (plan.edges.num_rows, self.heads), torch.empty_like(x)
-        of_dst = of_x if x_dst is x else torch.zeros_like(x_dst)
-        of_u, of_w = (None if each is None else each.new_zeros(rows) for each in (u, edge_weight))
-        for name in ("bias", "att_src", "att_dst"):
-            if name in grads.tensors:
-                grads[name] = x.new_empty(grads.tensors[name].shape)
-        of = [grads.get("bias"), of_x, of_dst, grads.get("att_src"), grads.get("att_dst"), of_u, of_w]
-        kernels, few = self._few(plan, seed, x)
-        kernels.backward(few, self.negative_slope, grad, saved, operands, of)
-        grads.of_linear(of_x, "x", src)
-        if of_dst is not of_x:
-            grads.of_linear(of_dst, end, dst)
-        if "res.weight" in grads.tensors:
-            grads.of_linear(grad, end, "res")
-        _edge_term_back(of_u, self.heads, grads)
-        return of_w
-
-    def _maps(self, inputs: dict[str, Any]) -> tuple[str, str, str]:
-        """Return the names of the linear maps of src and dst, and of the features of dst."""
-        src, dst = ("lin_src", "lin_dst") if self.lin is None else ("lin", "lin")
-        return src, dst, "x" if inputs["x_dst"] is None else "x_dst"
+    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
+        """Return the options of the kernels for few edges; None for a call that they do not compute."""
+        if self.att_src is None or (edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self))):
+            return None
+        return self.negative_slope, self.concat, self.fill_value == "mean", True, None
 
 
 def _folded(att: Tensor, weight: Tensor) -> Tensor:

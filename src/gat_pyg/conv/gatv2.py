@@ -18,6 +18,7 @@ from ..attention.pair import GATv2
 from ..attention.score import Score
 from .autograd_node import Grads
 from .base import AttentionConv
+from .few import has_summed_loops
 from .mechanisms import dynamic_score, gatv2_score, glorot_linear
 from .messages import Ends
 
@@ -46,6 +47,10 @@ class GATv2Conv(AttentionConv):
         torch.Size([3, 16])
     """
 
+    _FEW = (
+        *("lin_l.weight", "lin_l.bias", "", "", "lin_r.weight", "lin_r.bias", "lin_edge.weight", "res.weight", "bias"),
+        *("att", "", ""),
+    )
     _PARAMETERS = "lin_l", "lin_r", "lin_edge", "res", "att", "bias"
 
     def __init__(
@@ -117,6 +122,12 @@ class GATv2Conv(AttentionConv):
         score = dynamic_score(x_i, x_j, x_edge, self.att, self.negative_slope)
         alpha = softmax(score, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
+        """Return the options of the kernels for few edges; None for a call that they do not compute."""
+        if edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self)):
+            return None
+        return self.negative_slope, self.concat, self.fill_value == "mean", None, None
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         return gatv2_score(self, ends[1], edge_attr)

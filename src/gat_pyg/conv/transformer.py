@@ -53,6 +53,10 @@ class TransformerConv(AttentionConv):
         torch.Size([3, 16])
     """
 
+    _FEW = (
+        *("lin_value.weight", "lin_value.bias", "lin_key.weight", "lin_key.bias", "lin_query.weight", "lin_query.bias"),
+        *("lin_edge.weight", "lin_skip.weight", "lin_skip.bias", "", "", ""),
+    )
     _PARAMETERS = "lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip", "lin_beta"
     _alpha: OptTensor
     _edge_weight: OptTensor
@@ -175,6 +179,12 @@ class TransformerConv(AttentionConv):
             self._edge_weight = None
         self._alpha = alpha
         return F.dropout(alpha, p=self.dropout, training=self.training).unsqueeze(-1) * value_j
+
+    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
+        """Return the options of the kernels for few edges; None for a call that they do not compute."""
+        if self.beta or not self.root_weight or (edge_attr is not None and self.lin_edge is None):
+            return None
+        return max(self.out_channels, 1) ** -0.5, self.concat, False, None, True
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         _, query, key = ends

@@ -66,7 +66,7 @@ def elements(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray[Any
 
 
 def memory(dtype: torch.dtype) -> np.ndarray[Any, Any]:
-    """Return all addresses of the process as one array: of kernels that get addresses, see `elements_at`."""
+    """Return all addresses of the process as one array: for kernels that get addresses."""
     return _memory(dtype)[0]
 
 

@@ -19,11 +19,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @functools.cache
 def load_kernels(folder: str, device: str) -> Any:
-    """Import the kernels in a folder of the package, as "attention.additive" or "features", for a type of device.
-
-    "cpu_few" are those for few edges.
-    """
-    return importlib.import_module(f"gat_pyg.{folder}.{FILES.get(device, device)}")
+    """Import the kernels in a folder of the package, as "attention.additive" or "features", for a type of device."""
+    return importlib.import_module(f"gat_pyg.{folder}.{FILES[device]}")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

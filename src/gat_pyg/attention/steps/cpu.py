@@ -18,7 +18,6 @@ from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Chunks, Job, Shape, run
 from ...kernels.cpu.vector import (
     LANES,
-    elements_at,
     exp,
     fold,
     inverse,
@@ -102,24 +101,6 @@ def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
 def row_of_edge(ids: Any, edge: Any) -> Any:
     """The row of an edge among what belongs to single edges, as their features."""
     return np.int64(edge) if ids is None else np.int64(ids[edge])
-
-
-@inline
-def rows_of_edges(perm: Any, place: Any) -> Any:
-    """The rows of the edges at some places."""
-    rows = np.empty(place.size, place.dtype)
-    for at in range(place.size):
-        rows[at] = row_of_edge(perm, place[at])
-    return rows
-
-
-@inline
-def ungroup_to(rows: Any, per_edge: Any, perm: Any, heads: int) -> None:
-    """Copy `[E, H]`, grouped by dst, to the rows of the edges."""
-    for edge in range(per_edge.size // heads):
-        row = row_of_edge(perm, edge)
-        for head in range(heads):
-            rows[row * heads + head] = per_edge[edge * heads + head]
 
 
 @inline
@@ -410,94 +391,6 @@ def _head_dots(work: Any, sizes: Any, layout: Any, narrow: Any, x_: Any, a_: Any
         for head in range(0, heads, 1 << len(layout[0])):
             at, to = n * heads + head, n * apart + head * channels
             row_dots(x, at * channels, a, to, heads - head, channels, layout, narrow, scores, at)
-
-
-@inline
-def _add_back(x: Any, a: Any, of: Any, at: Any, width: Any, count: Any, grad_x: Any, total: Any) -> Any:
-    """Add the terms of grad x = s a for a vector of features, and return `total` plus those of grad a = s x."""
-    store(grad_x, at, load(grad_x, at, width, count) + of * a, count)
-    return total + of * load(x, at, width, count)
-
-
-@compiled
-def _head_dots_back(
-    sizes: Any, layout: Any, narrow: Any, x_: Any, a_: Any, of_: Any, grad_x_: Any, grad_a_: Any
-) -> None:
-    """Add the gradient of `_head_dots` to that of x, and store that of a."""
-    heads, channels = sizes
-    lanes, tile, ragged = layout
-    x, a, of, grad_x, grad_a = pointer(x_, 0), pointer(a_, 0), pointer(of_, 0), pointer(grad_x_, 0), pointer(grad_a_, 0)
-    if narrow is not None:
-        for head in range(0, heads, 1 << len(lanes)):
-            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
-            total, a_h = splat(x, 0.0, narrow), load(a, head * channels, narrow, many)
-            for n in range(head, of_.size, heads):
-                each = per_feature(load(of, n, lanes, count), narrow)
-                total = _add_back(x, a_h, each, n * channels, narrow, many, grad_x, total)
-            store(grad_a, head * channels, total, many)
-    else:
-        width = 1 << len(tile)
-        for h in range(heads):
-            for c in range(0, channels, width):
-                to, rest, total = h * channels + c, channels - c, splat(x, 0.0, tile)
-                a_h = load(a, to, tile, rest)
-                for n in range(h, of_.size, heads):
-                    total = _add_back(x, a_h, of[n], n * channels + c, tile, rest, grad_x, total)
-                store(grad_a, to, total, rest)
-
-
-@inline
-def heads_of(floats: Any, out_: int, size: int, concat: bool) -> Any:
-    """The output of all heads: that of the layer, or a buffer of which it is the mean."""
-    if concat:
-        return elements_at(floats, out_, size)
-    return np.empty(size, floats.dtype)
-
-
-@inline
-def finish(floats: Any, out_: int, of_heads: Any, num_dst: int, sizes: Any, concat: bool, res_: int,
-           bias_: int) -> None:  # fmt: skip
-    """Equation (5) or (6), then the skip connection and the bias, where there is one."""
-    heads, channels = sizes
-    row = heads * channels if concat else channels
-    size = num_dst * row
-    out, res, bias = elements_at(floats, out_, size), elements_at(floats, res_, size), elements_at(floats, bias_, row)
-    if not concat:
-        for i in range(num_dst):
-            for c in range(channels):
-                total = of_heads[i * heads * channels + c]
-                for head in range(1, heads):
-                    total += of_heads[(i * heads + head) * channels + c]
-                out[i * channels + c] = total / heads
-    if res_:
-        for at in range(size):
-            out[at] += res[at]
-    if bias_:
-        for i in range(num_dst):
-            for c in range(row):
-                out[i * row + c] += bias[c]
-
-
-@inline
-def grad_of_heads(floats: Any, grad_: int, num_dst: int, sizes: Any, concat: bool, grad_bias_: int) -> Any:
-    """The gradient of the output of all heads, from that of the layer's; and that of the bias, if requested."""
-    heads, channels = sizes
-    row = heads * channels if concat else channels
-    grad, of_bias = elements_at(floats, grad_, num_dst * row), elements_at(floats, grad_bias_, row)
-    if grad_bias_:
-        for c in range(row):
-            of_bias[c] = 0
-        for i in range(num_dst):
-            for c in range(row):
-                of_bias[c] += grad[i * row + c]
-    if concat:
-        return grad
-    each = np.empty(num_dst * heads * channels, floats.dtype)
-    for i in range(num_dst):
-        for head in range(heads):
-            for c in range(channels):
-                each[(i * heads + head) * channels + c] = grad[i * channels + c] / heads
-    return each
 
 
 def head_dots(shape: Shape, x: Tensor, a: Tensor) -> Tensor:

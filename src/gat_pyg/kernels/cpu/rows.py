@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges, Side
-from ...graph.memory import converted, elements, empty, memory
+from ...graph.memory import converted, elements, empty
 from ...graph.remembered import remembered
 from . import cache
-from .cache import compiled, inline
+from .cache import compiled
 from .draw import DRAWN
 
 SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
@@ -75,34 +75,6 @@ def _highest_degree(pointer: Any) -> Any:
     for row in range(pointer.size - 1):
         highest = max(highest, pointer[row + 1] - pointer[row])
     return highest
-
-
-@inline
-def whole(rowptr: Any, num_rows: int, width: int, lanes: Any, like: Any) -> Any:
-    """The chunks of rows that are not divided, and the buffers of one thread, for at least `width` edges."""
-    rows = np.arange(num_rows).astype(np.int32)
-    room = (max(_highest_degree(rowptr), width) << len(lanes)) + 4 * DRAWN
-    return (rowptr, rows, rows), (0, num_rows, 0, 1, np.empty((8, room), like.dtype))
-
-
-def plain(tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor whose elements lie in order from its `data_ptr` on; None stays None."""
-    if tensor is None or (
-        tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() % tensor.element_size() == 0
-    ):
-        return tensor
-    tensor = tensor.detach().resolve_neg().contiguous()
-    return tensor if tensor.data_ptr() % tensor.element_size() == 0 else tensor.clone()
-
-
-def addresses(*tensors: Tensor | None) -> list[int | None]:
-    """Return the address of the first element of each tensor."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def places(*tensors: Tensor | None) -> list[int]:
-    """Return `addresses`, and 0 in place of None."""
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _divide(pointer: np.ndarray) -> Chunks:
@@ -333,11 +305,11 @@ class Shape(NamedTuple):
             each = tuple(dropout.expand(seed.shape).reshape(-1).tolist())
         else:
             each = (dropout,) * keys.size
-        return keys, _limits(each), None if edges is None else elements(edges)
+        return keys, limits(each), None if edges is None else elements(edges)
 
 
 @functools.lru_cache
-def _limits(each: tuple[float, ...]) -> np.ndarray:
+def limits(each: tuple[float, ...]) -> np.ndarray:
     """Threshold and scale of each p, `[S, 2]`: an edge is kept if its random word reaches the threshold."""
     return np.array([(min(int(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0) for p in each], np.float64)
 
@@ -345,37 +317,3 @@ def _limits(each: tuple[float, ...]) -> np.ndarray:
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
     """float64 if any of them is, else float32."""
     return DOUBLE if torch.float64 in [t.dtype for t in tensors if t is not None] else SINGLE
-
-
-@functools.cache
-def _memories(ids: torch.dtype, features: torch.dtype) -> tuple[np.ndarray, ...]:
-    return memory(torch.int64), memory(ids), memory(features)
-
-
-class Few(NamedTuple):
-    """A layer's call on few edges of a kernel that gets addresses and computes all between the products of matrices."""
-
-    edges: Edges
-    shape: Shape
-    seed: Tensor | None
-    dropout: float | Tensor
-    concat: bool = True  # whether the heads lie side by side in the output, else their mean
-
-    @property
-    def sizes(self) -> tuple[Any, ...]:
-        """The memory of pointers, ids and features, the numbers of src, dst, edges and rows, and heads and channels."""
-        edges, shape = self.edges, self.shape
-        memories = _memories(edges.src.dtype, shape.wide)
-        return memories, (edges.num_src, edges.num_dst, edges.num_edges, edges.num_rows), shape.sizes
-
-    def drop(self, side: Side) -> Any:
-        """As `Shape.drop`, for the edges grouped by one side."""
-        return self.seed if self.seed is None else self.shape.drop(self.seed, self.dropout, lambda: self._ids(side))
-
-    def _ids(self, side: Side) -> Tensor | None:
-        return self.edges.dropout_ids_by_dst if side == "dst" else self.edges.dropout_ids_by_src
-
-    def output(self, like: Tensor) -> Tensor:
-        """Allocate the output, `[N_dst, H C]` or `[N_dst, C]`."""
-        heads, channels = self.shape.sizes
-        return like.new_empty(self.edges.num_dst, heads * channels if self.concat else channels)

@@ -125,21 +125,45 @@ def pointer(context: Any, array: Any, offset: Any) -> Any:
     return types.CPointer(array.dtype)(array, types.int64), codegen
 
 
+def _array_at(context: Any, builder: Any, memory: Any, address: Any, count: Any) -> Any:
+    array = context.make_array(memory)(context, builder)
+    data = builder.inttoptr(address, array.data.type)
+    size = context.get_constant(types.intp, memory.dtype.bitwidth // 8)
+    shape, strides = (cgutils.pack_array(builder, [value]) for value in (count, size))
+    populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+    return array._getvalue()
+
+
 @intrinsic
-def elements_at(context: Any, memory: Any, address: Any, count: Any) -> Any:
-    """The elements at an address as an array; None stays None. `memory` is an array of them all, from address 8 on."""
-    if address is types.none:
-        return types.none(memory, address, count), lambda context, *_: context.get_dummy_value()
+def all_elements_at(context: Any, memory: Any, addresses: Any, counts: Any) -> Any:
+    """The elements at each of several addresses as arrays, none at address 0; `memory` is an array of all of them."""
+    result = types.UniTuple(memory, len(addresses))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(memory)(context, builder)
-        data = builder.inttoptr(args[1], array.data.type)
-        size = context.get_constant(types.intp, memory.dtype.bitwidth // 8)
-        shape, strides = (cgutils.pack_array(builder, [value]) for value in (args[2], size))
-        populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-        return array._getvalue()
+        arrays, zero = [], ir.Constant(I64, 0)
+        for item in range(len(addresses)):
+            at, count = (builder.extract_value(each, item) for each in args[1:])
+            count = builder.select(builder.icmp_signed("==", at, zero), zero, count)
+            arrays.append(_array_at(context, builder, memory, at, count))
+        return context.make_tuple(builder, result, arrays)
 
-    return memory(memory, types.int64, types.int64), codegen
+    return result(memory, addresses, counts), codegen
+
+
+@intrinsic
+def split_at(context: Any, memory: Any, address: Any, counts: Any) -> Any:
+    """Arrays of so many elements each, one behind the other from an address on."""
+    result = types.UniTuple(memory, len(counts))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        arrays, at = [], args[1]
+        for item in range(len(counts)):
+            count = builder.extract_value(args[2], item)
+            arrays.append(_array_at(context, builder, memory, at, count))
+            at = builder.add(at, builder.mul(count, I64(memory.dtype.bitwidth // 8)))
+        return context.make_tuple(builder, result, arrays)
+
+    return result(memory, types.int64, counts), codegen
 
 
 _SIZES = {"float": 4, "double": 8, "i16": 2, "i32": 4, "i64": 8}  # bytes of an element, by its type in LLVM

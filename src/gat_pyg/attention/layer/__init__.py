@@ -1,0 +1,1 @@
+"""A layer on few edges, with its linear maps, as one call each way."""

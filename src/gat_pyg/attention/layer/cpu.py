@@ -1,0 +1,159 @@
+"""A layer on few edges on a CPU, as one call each way: its linear maps, scores, softmax, weighted sum and end.
+
+The kernels get addresses: of the graph that `group` makes, of the tensors in the order of `numbers`, and of what is
+saved, `regions`. They are compiled for arguments that are True or None: with `halved` the scores are the paper's, with
+`scaled` the scaled product, else GATv2's; `edged` is with features of edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...kernels.cpu.cache import compiled
+from ...kernels.cpu.products import linear, linear_back
+from ...kernels.cpu.vector import all_elements_at, only_if, split_at
+from .cpu_scores import additive, additive_back, folded, folded_back, halves, halves_back, pair, pair_back
+from .cpu_steps import (
+    draw_factors,
+    drop_of,
+    fill_loops,
+    fill_loops_back,
+    group,
+    mean_heads,
+    mean_heads_back,
+    softmax,
+    softmax_back,
+    weigh,
+)
+
+__all__ = ["backward", "drop_of", "forward", "group", "numbers", "regions"]
+
+
+@compiled
+def forward(
+    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, scaled: Any, edged: Any,
+    drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
+) -> None:  # fmt: skip
+    """The output of the layer, and what `backward` reads."""
+    (pointers, floats), (num_src, num_dst, size, loops, count, end) = memory, counts
+    tensors, more = all_elements_at(floats, places, numbers), size + max(loops, 0) - count
+    x, x_dst, edge_attr, value_map, value_bias, key_map, key_bias, dst_map, dst_bias, edge_map = tensors[:10]
+    skip_map, skip_bias, att, att_dst, att_edge = tensors[10:]
+    value, key, dst, of_edges, s, d, folds, alpha, k, of_heads, _ = split_at(floats, saved_, regions)
+    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, more, count))
+    (out,) = split_at(floats, out_, (end,))
+    x_dst, slope, ends = x_dst if x_dst.size else x, floats.dtype.type(slope), (src, rows)
+    linear(x, value_map, value_bias, value, num_src)
+    linear(x, key_map, key_bias, key, num_src)
+    if dst.size:
+        linear(x_dst, dst_map if dst_map.size else value_map, dst_bias, dst, num_dst)
+    else:
+        dst = value
+    if halved is not None:
+        halves(value, att, sizes, s)
+        halves(dst, att_dst, sizes, d)
+        if edged is not None:
+            folded(att_edge, edge_map, sizes, folds)
+            linear(edge_attr, folds, skip_bias[:0], of_edges[: size * sizes[0]], size)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges)
+        additive(rowptr, ends, sizes[0], slope, s, d, only_if(edged, of_edges), alpha)
+    else:
+        if edged is not None:
+            linear(edge_attr, edge_map, skip_bias[:0], of_edges[: size * sizes[0] * sizes[1]], size)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges)
+        if scaled is not None:
+            pair(rowptr, ends, sizes, slope, dst, key, only_if(edged, of_edges), None, alpha)
+        else:
+            pair(rowptr, ends, sizes, slope, dst, value, only_if(edged, of_edges), att, alpha)
+    softmax(rowptr, sizes[0], alpha)
+    if drop is not None:
+        draw_factors(drop, rows, sizes[0], k)
+    linear(x_dst, skip_map, skip_bias, out, num_dst)
+    of_heads[:] = 0
+    total = out if concat else of_heads
+    weigh(rowptr, ends, sizes, alpha, only_if(drop, k), value, only_if(scaled, only_if(edged, of_edges)), total)
+    if not concat:
+        mean_heads(of_heads, sizes, out)
+
+
+@compiled
+def backward(
+    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, scaled: Any, edged: Any,
+    drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int, grads_: Any,
+) -> None:  # fmt: skip
+    """The gradients of all tensors that `grads_` has a place for; `work` is zeros, for the gradients of `regions`."""
+    (pointers, floats), (num_src, num_dst, size, loops, count, end) = memory, counts
+    tensors, of = all_elements_at(floats, places, numbers), all_elements_at(floats, grads_, numbers)
+    for each in of:
+        each[:] = 0
+    x, x_dst, edge_attr, value_map, _, key_map, _, dst_map, _, edge_map = tensors[:10]
+    skip_map, _, att, att_dst, att_edge = tensors[10:]
+    of_x, of_x_dst, of_attr, of_value_map, of_value_bias, of_key_map, of_key_bias = of[:7]
+    of_dst_map, of_dst_bias, of_edge_map = of[7:10]
+    of_skip_map, of_skip_bias, of_att, of_att_dst, of_att_edge = of[10:]
+    value, key, dst, of_edges, s, d, folds, alpha, k, _, _ = split_at(floats, saved_, regions)
+    to_value, to_key, to_dst, to_edges, to_s, to_d, to_folds = split_at(floats, work_, regions)[:7]
+    change, _, to_heads, to_att = split_at(floats, work_, regions)[7:]
+    more, (grad,) = size + max(loops, 0) - count, split_at(floats, grad_, (end,))
+    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, more, count))
+    slope, ends, own = floats.dtype.type(slope), (src, rows), dst.size > 0
+    if not x_dst.size:
+        x_dst, of_x_dst = x, of_x
+    if not own:
+        dst, to_dst = value, to_value
+    if concat:
+        to_heads = grad
+    else:
+        mean_heads_back(grad, sizes, to_heads)
+    of_edge, to_edge = only_if(edged, of_edges), only_if(edged, to_edges)
+    softmax_back(
+        rowptr, ends, sizes, to_heads, alpha, only_if(drop, k), value, only_if(scaled, of_edge), change, to_value,
+        only_if(scaled, to_edge),
+    )  # fmt: skip
+    if halved is not None:
+        additive_back(rowptr, ends, sizes[0], slope, s, d, of_edge, change, to_s, to_d, to_edge)
+        halves_back(value, att, sizes, to_s, to_value, of_att)
+        halves_back(dst, att_dst, sizes, to_d, to_dst, of_att_dst)
+    elif scaled is not None:
+        pair_back(rowptr, ends, sizes, slope, dst, key, of_edge, None, change, to_dst, to_key, to_edge, None)
+    else:
+        pair_back(rowptr, ends, sizes, slope, dst, value, of_edge, att, change, to_dst, to_value, to_edge, to_att)
+        if of_att.size:
+            of_att[:] = to_att
+    linear_back(to_value, x, value_map, num_src, of_x, of_value_map, of_value_bias)
+    linear_back(to_key, x, key_map, num_src, of_x if key.size else of_x[:0], of_key_map, of_key_bias)
+    if own and dst_map.size:
+        linear_back(to_dst, x_dst, dst_map, num_dst, of_x_dst, of_dst_map, of_dst_bias)
+    elif own:
+        linear_back(to_dst, x_dst, value_map, num_dst, of_x_dst, of_value_map, of_dst_bias)
+    linear_back(grad, x_dst, skip_map, num_dst, of_x_dst if skip_map.size else of_x_dst[:0], of_skip_map, of_skip_bias)
+    if edged is not None:
+        fill_loops_back(rowptr, rows, size, loops, mean, to_edges)
+        part = to_edges[: to_edges.size // (size + max(loops, 0)) * size]
+        if halved is not None:
+            linear_back(part, edge_attr, folds, size, of_attr, to_folds, grad[:0])
+            folded_back(att_edge, edge_map, sizes, to_folds, of_att_edge, of_edge_map)
+        else:
+            linear_back(part, edge_attr, edge_map, size, of_attr, of_edge_map, grad[:0])
+
+
+def numbers(num_src: int, num_dst: int, size: int, row: int, end: int, features: Any) -> tuple[int, ...]:
+    """Return the numbers of elements of the tensors: x, x_dst, edge_attr, W and b of values, of keys and of dst, W of
+    the edges, W and b of the output, and the parts of a for src, dst and the edge."""
+    in_src, in_dst, in_edge = features
+    inputs = num_src * in_src, num_dst * in_dst, size * in_edge
+    return *inputs, *(row * in_src, row) * 2, row * in_dst, row, row * in_edge, end * in_dst, end, row, row, row
+
+
+def regions(
+    counts: Any, sizes: Any, in_edge: int, own: bool, concat: bool, halved: Any, scaled: Any, edged: Any, drop: Any
+) -> tuple[int, ...]:
+    """Return the numbers of elements of what is saved: values, keys, dst if it has `own` features, what the features of
+    edges are mapped to, s, d, a W_e, alpha, k, the output of each head where their mean is the layer's, and a place for
+    the gradient of a."""
+    (num_src, num_dst, size, loops, count, _), heads, row = counts, sizes[0], sizes[0] * sizes[1]
+    of_edges = (size + max(loops, 0)) * (heads if halved else row) if edged else 0
+    score = (num_src * heads, num_dst * heads, heads * in_edge if edged else 0) if halved else (0, 0, 0)
+    ends = num_src * row, num_src * row if scaled else 0, num_dst * row if own else 0
+    kept = count * heads if drop else 0
+    return *ends, of_edges, *score, count * heads, kept, 0 if concat else num_dst * row, row

@@ -1,0 +1,232 @@
+"""Steps of a layer on few edges that the kernels of all scores share: softmax, sums over the edges, the layer's end.
+
+The kernels of a layer go through its dst one after the other, and through the edges of each, by one thread. What is
+saved is what the equations name: alpha and the factors k of dropout, `[E, H]`, grouped by dst.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.draw import DRAWN, draw_row
+from ...kernels.cpu.rows import limits
+from ...kernels.cpu.vector import LANES, exp, lane_sum, load, pointer, splat, split_at, store
+
+
+@compiled
+def group(pointers: Any, index_: int, size: int, num_src: int, num_dst: int, loops: int, graph_: int) -> Any:
+    """Group few edges by dst, in order, with `loops` added loops in place of their own; -1: they keep their own.
+
+    The arguments are addresses of int64: of an edge list `[2, E]`, and of the result, the pointer of the rows, and of
+    each edge its src, then its row. Returns the number of edges, or -1 for an id that is not that of a node.
+    """
+    total = size + max(loops, 0)
+    (index,) = split_at(pointers, index_, (2 * size,))
+    rowptr, src, rows = split_at(pointers, graph_, (num_dst + 1, total, total))
+    rowptr[:] = 0
+    for i in range(loops):
+        rowptr[i + 1] = 1
+    for edge in range(size):
+        j, i = index[edge], index[size + edge]
+        if loops < 0 or i != j:
+            if not (0 <= j < num_src and 0 <= i < num_dst):
+                return -1
+            rowptr[i + 1] += 1
+    for i in range(num_dst):
+        rowptr[i + 1] += rowptr[i]
+    for edge in range(size):
+        j, i = index[edge], index[size + edge]
+        if loops < 0 or i != j:
+            at = rowptr[i]
+            src[at], rows[at], rowptr[i] = j, edge, at + 1
+    for i in range(loops):
+        at = rowptr[i]
+        src[at], rows[at], rowptr[i] = i, size + i, at + 1
+    for i in range(num_dst, 0, -1):
+        rowptr[i] = rowptr[i - 1]
+    rowptr[0] = 0
+    return rowptr[num_dst]
+
+
+@inline
+def dot(x: Any, i: int, y: Any, j: int, size: int) -> Any:
+    """<x, y> of some elements from i and from j on."""
+    total, whole = splat(x, 0.0, LANES), size // LANES * LANES
+    for c in range(0, whole, LANES):
+        total = total + load(x, i + c, LANES, None) * load(y, j + c, LANES, None)
+    if whole < size:
+        total = total + load(x, i + whole, LANES, size - whole) * load(y, j + whole, LANES, size - whole)
+    return lane_sum(total)
+
+
+@inline
+def add(out: Any, i: int, factor: Any, x: Any, j: int, size: int) -> None:
+    """Add `factor` times the elements of x from j on to those from i on."""
+    whole = size // LANES * LANES
+    for c in range(0, whole, LANES):
+        store(out, i + c, load(out, i + c, LANES, None) + factor * load(x, j + c, LANES, None), None)
+    if whole < size:
+        values, count = load(x, j + whole, LANES, size - whole), size - whole
+        store(out, i + whole, load(out, i + whole, LANES, count) + factor * values, count)
+
+
+def drop_of(seed: Tensor, dropout: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a seed and the limits of p, as `draw_factors` takes them."""
+    return np.array([seed.item()]), limits((dropout,))
+
+
+@compiled
+def draw_factors(drop: Any, rows: Any, heads: int, factors: Any) -> None:
+    """k_ij, 0 or 1 / (1 - p), of each edge and head."""
+    count = rows.size
+    drawn = np.empty(4 * count + 4 * DRAWN, factors.dtype)
+    for head in range(0, heads, 4):
+        draw_row(pointer(drawn, 0), (drop[0], drop[1], rows), 0, 0, count, head, (0, 0))
+        for edge in range(count):
+            for h in range(min(4, heads - head)):
+                factors[edge * heads + head + h] = drawn[4 * edge + h]
+
+
+@compiled
+def fill_loops(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, values: Any) -> None:
+    """Of each added loop, the last edge of its node: the sum or mean of the `values` `[R, width]` of the others."""
+    width = values.size // max(first + loops, 1)
+    for i in range(loops):
+        to, last = (first + i) * width, rowptr[i + 1] - 1
+        values[to : to + width] = 0
+        for edge in range(rowptr[i], last):
+            for c in range(width):
+                values[to + c] += values[rows[edge] * width + c]
+        if mean:
+            for c in range(width):
+                values[to + c] /= max(last - rowptr[i], 1)
+
+
+@compiled
+def fill_loops_back(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, grad: Any) -> None:
+    """Add the gradient of what the loops have to that of the other edges."""
+    width = grad.size // max(first + loops, 1)
+    for i in range(loops):
+        of, last = (first + i) * width, rowptr[i + 1] - 1
+        share = max(last - rowptr[i], 1) if mean else 1
+        for edge in range(rowptr[i], last):
+            for c in range(width):
+                grad[rows[edge] * width + c] += grad[of + c] / share
+
+
+@compiled
+def softmax(rowptr: Any, heads: int, scores: Any) -> None:
+    """Equation (2): the scores of each row to alpha, in place; 0 where no edge of a row has a weight."""
+    e, end = pointer(scores, 0), scores.size
+    for i in range(rowptr.size - 1):
+        for h in range(heads):
+            top = scores.dtype.type(-np.inf)
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                if e[edge * heads + h] > top:
+                    top = e[edge * heads + h]
+            if top == -np.inf:
+                top = scores.dtype.type(0)
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                e[edge * heads + h] -= top
+    for f in range(0, end // LANES * LANES, LANES):
+        store(e, f, exp(load(e, f, LANES, None)), None)
+    if end % LANES:
+        f, rest = end // LANES * LANES, end % LANES
+        store(e, f, exp(load(e, f, LANES, rest)), rest)
+    for i in range(rowptr.size - 1):
+        for h in range(heads):
+            total = scores.dtype.type(0)
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                total += e[edge * heads + h]
+            share = 1 / total if total != 0 else total
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                e[edge * heads + h] *= share
+
+
+@inline
+def _weighted(rowptr: Any, ends: Any, i: int, h: int, sizes: Any, alpha: Any, factors: Any, values: Any, of_edges: Any,
+              c: int, count: Any, out: Any) -> None:  # fmt: skip
+    """Equation (4) for a vector of features, from c on within a head; `ends` are the src and the rows of the edges."""
+    heads, channels = sizes
+    here, (src, rows) = (i * heads + h) * channels + c, ends
+    total = load(out, here, LANES, count)
+    for edge in range(rowptr[i], rowptr[i + 1]):
+        term = load(values, (src[edge] * heads + h) * channels + c, LANES, count)
+        if of_edges is not None:
+            term = term + load(of_edges, (rows[edge] * heads + h) * channels + c, LANES, count)
+        weight = alpha[edge * heads + h]
+        if factors is not None:
+            weight = weight * factors[edge * heads + h]
+        total = total + weight * term
+    store(out, here, total, count)
+
+
+@compiled
+def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any,
+          out_: Any) -> None:  # fmt: skip
+    """Add equation (4): the sum of k alpha times the values of src, and of the edge if present, of each row."""
+    heads, channels = sizes
+    values, of_edges, out = pointer(values_, 0), pointer(of_edges_, 0), pointer(out_, 0)
+    whole = channels // LANES * LANES
+    for i in range(rowptr.size - 1):
+        for h in range(heads):
+            for c in range(0, whole, LANES):
+                _weighted(rowptr, ends, i, h, sizes, alpha, factors, values, of_edges, c, None, out)
+            if whole < channels:
+                rest = channels - whole
+                _weighted(rowptr, ends, i, h, sizes, alpha, factors, values, of_edges, whole, rest, out)
+
+
+@compiled
+def softmax_back(
+    rowptr: Any, ends: Any, sizes: Any, grad_: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any, change: Any,
+    grad_values_: Any, grad_edges_: Any,
+) -> None:  # fmt: skip
+    """The gradients of `weigh` and `softmax`: `change` is that of the scores, alpha (g - D) with D = sum_j alpha g.
+
+    g = k <dO, values>. Added to the gradients of the values is k alpha dO.
+    """
+    heads, channels = sizes
+    grad, values, of_edges = pointer(grad_, 0), pointer(values_, 0), pointer(of_edges_, 0)
+    grad_values, grad_edges = pointer(grad_values_, 0), pointer(grad_edges_, 0)
+    src, rows = ends
+    for i in range(rowptr.size - 1):
+        for h in range(heads):
+            mean, of = alpha.dtype.type(0), (i * heads + h) * channels
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                here, j = edge * heads + h, (src[edge] * heads + h) * channels
+                g, weight = dot(grad, of, values, j, channels), alpha[here]
+                if of_edges_ is not None:
+                    g += dot(grad, of, of_edges, (rows[edge] * heads + h) * channels, channels)
+                if factors is not None:
+                    g, weight = g * factors[here], weight * factors[here]
+                mean += alpha[here] * g
+                change[here] = g
+                add(grad_values, j, weight, grad, of, channels)
+                if grad_edges_ is not None:
+                    add(grad_edges, (rows[edge] * heads + h) * channels, weight, grad, of, channels)
+            for edge in range(rowptr[i], rowptr[i + 1]):
+                here = edge * heads + h
+                change[here] = alpha[here] * (change[here] - mean)
+
+
+@compiled
+def mean_heads(of_heads: Any, sizes: Any, out: Any) -> None:
+    """Equation (6): add the mean of the heads."""
+    heads, channels = sizes
+    for n in range(out.size):
+        for h in range(heads):
+            out[n] += of_heads[(n // channels * heads + h) * channels + n % channels] / heads
+
+
+@compiled
+def mean_heads_back(grad: Any, sizes: Any, of_heads: Any) -> None:
+    """The gradient of the output of each head."""
+    heads, channels = sizes
+    for n in range(grad.size):
+        for h in range(heads):
+            of_heads[(n // channels * heads + h) * channels + n % channels] = grad[n] / heads

@@ -1,0 +1,243 @@
+"""A layer on few edges of a CPU: one autograd node, and one call of a kernel each way, with its linear maps.
+
+A layer names its parameters in the order of the kernels, `_FEW`; `_few_options` returns its options. A call that the
+kernels do not compute, and a derivative of a gradient, takes the way of many edges.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.modules.module import _has_any_global_hook
+
+from ..features.linear import Linear
+from ..graph.adjacency import _dropout_ids
+from ..graph.edges import Edges
+from ..graph.memory import memory
+from ..graph.remembered import get_result
+from ..kernels.device import load_kernels, missing_reason
+from ..kernels.models import each_cotangent, in_forward_mode
+from ..philox import draw_seed, drops
+from .autograd_node import Node, Plan, differentiated
+from .loops import features_with_loops
+
+FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
+PRODUCTS = 1 << 24  # the same of two numbers, in a linear map
+_KINDS = (Tensor, Parameter)
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+class Call(NamedTuple):
+    """A call of a layer without its tensors."""
+
+    layer: Any
+    kernels: Any
+    seed: Tensor | None
+    dropout: float
+    width: int  # of the output
+    counts: tuple[int, ...]  # N_src, N_dst, the edges as passed, the added loops or -1, the edges, and of the output
+    numbers: tuple[int, ...]  # of elements of the tensors
+    regions: tuple[int, ...]  # and of what is saved
+    arguments: tuple[Any, ...]  # of the kernels, before the tensors
+
+    def edges(self, graph: Tensor) -> Edges:
+        """The neighbourhoods of a graph that the kernel has grouped, as many edges need them."""
+        num_src, num_dst, size, loops, count, _ = self.counts
+        rowptr, (src, rows) = graph[: num_dst + 1], graph[num_dst + 1 :].view(2, -1)[:, :count]
+        index = graph.new_zeros(2, size + max(loops, 0))  # a loop of the graph's own, which is replaced, is (0, 0)
+        index[0, rows], index[1, rows] = src, torch.repeat_interleave(rowptr.diff())
+        index = index[:, :size]
+        return Edges.from_index(index, num_src, num_dst) if loops < 0 else Edges.with_loops(index, num_src, num_dst)
+
+
+class FewNode(Node):
+    """The output of a layer, `[N_dst, H C]` or `[N_dst, C]`, from its inputs and parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, graph: Tensor, *tensors: Tensor | None) -> Tensor:
+        """Compute the layer, and save what its gradient needs."""
+        x: Any = tensors[0]
+        out, saved = x.new_empty(call.counts[1], call.width), x.new_empty(sum(call.regions))
+        places = graph.data_ptr(), call.numbers, _addresses(tensors), call.regions, saved.data_ptr()
+        call.kernels.forward(*call.arguments, *places, out.data_ptr())
+        if any(ctx.needs_input_grad):
+            ctx.call = call
+            ctx.save_for_backward(graph, saved, *tensors)
+        return out
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs that need one."""
+        (graph, saved, *tensors), call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
+            return None, None, *_by_many(call, graph, tensors, needs, grad)
+        grad, work = grad.resolve_neg().contiguous(), grad.new_zeros(sum(call.regions))
+        grads = [torch.empty_like(each) if needed else None for each, needed in zip(tensors, needs, strict=True)]
+        places = graph.data_ptr(), call.numbers, _addresses(tensors), call.regions, saved.data_ptr()
+        call.kernels.backward(*call.arguments, *places, grad.data_ptr(), work.data_ptr(), _addresses(grads))
+        return None, None, *grads
+
+
+def _addresses(tensors: Any) -> tuple[int, ...]:
+    """Return the address of each tensor, 0 for None."""
+    return tuple([0 if each is None else each.data_ptr() for each in tensors])
+
+
+def _by_many(call: Call, graph: Tensor, tensors: list[Any], needs: Any, grad: Tensor) -> list[Tensor | None]:
+    """Return the gradients, by the way of many edges, which can be differentiated."""
+    layer, edges, (num_src, num_dst, size, loops, *_) = call.layer, call.edges(graph), call.counts
+    names = "x", "x_dst", "edge_attr", *layer._FEW
+
+    def compute(views: list[Any]) -> Tensor:
+        given = dict(zip(names, views, strict=True))
+        inputs = {name: given[name] for name in names[:3]}
+        if loops >= 0 and inputs["edge_attr"] is not None:
+            index = edges.index[:, :size]
+            inputs["edge_attr"] = features_with_loops(layer, index, inputs["edge_attr"], num_src, num_dst, edges)
+        for name in names[3:]:
+            if given[name] is not None and not name.endswith(".bias"):
+                inputs[name] = given[name]
+                if name.endswith(".weight"):
+                    bias = name.replace("weight", "bias")
+                    inputs[bias] = given.get(bias)
+        return Plan(layer, edges, call.dropout, tuple(inputs)).compute(list(inputs.values()), call.seed, None)
+
+    return differentiated(compute, tensors, needs, grad)
+
+
+def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
+    """Return the output of a layer; None if the kernels for few edges do not compute the call."""
+    src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
+    if not _is_plain(layer, src, dst, edge_index) or layer._needs_messages(x, edge_index, edge_attr, False):
+        return None
+    parameters, options = _parameters(layer), layer._few_options(edge_attr)
+    if parameters is None or options is None:
+        return None
+    rounded = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    if rounded is not None:  # all is computed in float32, which autocast would round
+        src, dst, edge_attr = (each if each is None else each.float() for each in (src, dst, edge_attr))
+    end = src if dst is None else dst
+    size, num_src, num_dst, sizes = edge_index.size(1), src.size(0), end.size(0), (layer.heads, layer.out_channels)
+    edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
+    row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
+    width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
+    tensors = [src, dst, edge_attr, *parameters]
+    numbers = kernels.numbers(num_src, num_dst, size, row, width, (src.size(1), end.size(1), in_edge))
+    fit = [t is None or _fits(t, number, src.dtype) for t, number in zip(tensors, numbers, strict=True)]
+    if not all(fit):
+        return None
+
+    loops = min(num_src, num_dst) if layer.add_self_loops else -1
+    graph = edge_index.new_empty(num_dst + 1 + 2 * (size + max(loops, 0)))
+    memories, index = _memories(src.dtype), edge_index.contiguous()
+    count = kernels.group(memories[0], index.data_ptr(), size, num_src, num_dst, loops, graph.data_ptr())
+    dropout, seed, drop = layer.dropout if layer.training else 0.0, None, None
+    if count < 0 or isinstance(dropout, Tensor):
+        return None
+    if drops(dropout):
+        if count < size + max(loops, 0) or get_result(_dropout_ids, edge_index) is not None:
+            return None  # the mask is not that of the rows
+        seed = draw_seed(edge_index.device, dropout)
+        drop = kernels.drop_of(seed, dropout)
+    counts = num_src, num_dst, size, loops, count, num_dst * width
+    options = *options, None if edge_attr is None else True, drop
+    own = dst is not None or tensors[7] is not None
+    regions = kernels.regions(counts, sizes, in_edge, own, layer.concat, *options[3:])
+    call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
+    out: Tensor = FewNode.apply(call, graph, *tensors)
+    return out if rounded is None or layer._parameters.get("bias") is not None else out.to(rounded)
+
+
+def _is_plain(layer: Any, src: Any, dst: Any, edge_index: Any) -> bool:
+    """Return True for a call with plain tensors and few edges, which nothing but a forward pass and autograd sees."""
+    width = layer.heads * layer.out_channels
+    return (
+        type(edge_index) is Tensor
+        and type(src) in _KINDS
+        and edge_index.dtype == torch.int64
+        and edge_index.layout == torch.strided
+        and edge_index.is_cpu
+        and not torch.compiler.is_compiling()
+        and edge_index.dim() == 2
+        and edge_index.size(0) == 2
+        and 0 < edge_index.size(1) * width < FEW
+        and src.dim() == 2
+        and src.numel() * width < PRODUCTS
+        and (dst is None or (type(dst) in _KINDS and dst.dim() == 2 and dst.numel() * width < PRODUCTS))
+        and layer.backend in ("auto", "fused")
+        and layer.flow == "source_to_target"
+        and layer.mechanism is None
+        and layer.explain is not True
+        and not (layer.training and layer.edge_dropout > 0.0)
+        and not torch._C._are_functorch_transforms_active()
+        and not in_forward_mode()
+        and not torch._C._len_torch_dispatch_stack()
+        and not _has_any_global_hook()
+        and missing_reason("cpu") is None
+    )
+
+
+def _parameters(layer: Any) -> list[Tensor | None] | None:
+    """Return the parameters of a layer in the order of its kernels; None if it has others."""
+    parameters, modules, found = layer._parameters, layer._modules, []
+    slots, without_bias = _slots(layer._FEW)
+    for name, part in slots:
+        lin = modules.get(name) if part else None
+        if lin is not None:
+            attributes = vars(lin)
+            own = attributes["_parameters"]
+            if (
+                type(lin) is not Linear
+                or part not in own
+                or "forward" in attributes
+                or any([attributes[hooks] for hooks in _HOOKS])  # noqa: C419 - a list is faster
+                or (name in without_bias and own["bias"] is not None)
+            ):
+                return None
+            found.append(own[part])
+        elif part or not name:
+            found.append(None)
+        elif name in parameters:
+            found.append(parameters[name])
+        else:
+            return None
+    return found
+
+
+@functools.cache
+def _slots(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], set[str]]:
+    """Return the parts of the names of the parameters, and the linear maps of which no bias is among them."""
+    slots = [(name.partition(".")[0], name.partition(".")[2]) for name in names]
+    return slots, {name for name, part in slots if part and (name, "bias") not in slots}
+
+
+def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
+    """Return True for a tensor of so many elements that lie in order."""
+    return (
+        type(tensor) in _KINDS
+        and tensor.dtype == dtype
+        and tensor.is_cpu
+        and tensor.layout == torch.strided
+        and tensor.numel() == number
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
+def has_summed_loops(layer: Any) -> bool:
+    """Return True unless added loops have other features than the sum or mean of those of the edges."""
+    return not layer.add_self_loops or (
+        isinstance(layer.fill_value, str) and layer.fill_value in ("mean", "add", "sum")
+    )
+
+
+@functools.cache
+def _memories(dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the memory of ids and of features, of which the kernels get addresses."""
+    return memory(torch.int64), memory(dtype)
