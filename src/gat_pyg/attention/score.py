@@ -7,7 +7,7 @@ is a subclass; no backend has to be changed for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -92,10 +92,6 @@ class Score:
         """The score of these operands and option values."""
         fields = dict(zip(cls.shapes, operands, strict=True)) | dict(zip(cls.options, values, strict=True))
         return cls(**fields)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Score:
-        """Apply a function to each operand."""
-        return self.of([None if operand is None else function(operand) for operand in self.operands], self.values)
 
     def check(self, x: Tensor, edges: Edges) -> None:
         """Raise ValueError for an operand whose shape does not fit x and the edges."""

@@ -55,12 +55,9 @@ def _onednn() -> Any:
 
 def is_large(x: Tensor, width: int) -> bool:
     """Return True if oneDNN computes the product of x `[N, F]` with a matrix of F x `width`, see `product`."""
-    return x.numel() * width >= _LARGE and _suits_onednn(x)
-
-
-def _suits_onednn(x: Tensor) -> bool:
     return (
-        not torch.is_grad_enabled()
+        x.numel() * width >= _LARGE
+        and not torch.is_grad_enabled()
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and torch._C._get_mkldnn_enabled()
@@ -74,7 +71,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     On a CPU, oneDNN computes large products outside of autograd. `F.linear` calls MKL, which computes with half the
     width of the vectors of processors that are not Intel's.
     """
-    if x.numel() * weight.size(0) >= _LARGE and _suits_onednn(x):
+    if is_large(x, weight.size(0)):
         if not (weight.is_contiguous() or weight.t().is_contiguous()):  # for which oneDNN has no fast code
             weight = weight.contiguous()
         return _onednn()(x.contiguous(), weight, bias, "none", [], "")  # type: ignore[no-any-return]

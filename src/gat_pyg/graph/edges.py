@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,6 @@ Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
 _INT32_MAX = torch.iinfo(torch.int32).max
 _FEW = 1 << 16  # edges that are grouped by src too at once: a second call would take longer
 SPLIT = 256  # edges; the CUDA kernels split longer rows into chunks
-
-
-class Long(NamedTuple):
-    """The number of rows with more than `SPLIT` edges, and of their chunks of at most `SPLIT` edges."""
-
-    rows: int
-    parts: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +43,7 @@ class Edges:
         num_dst: N_dst.
         dropout_ids: `[R]`, the counter that identifies each row's edge to the dropout generator; None if it is the
             row's index.
-        long: the numbers of long rows and of their chunks, by side; None on a CPU.
+        long: the number of rows of more than `SPLIT` edges, and that of their chunks, by side; None on a CPU.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
@@ -66,7 +59,7 @@ class Edges:
     num_src: int
     num_dst: int
     dropout_ids: Tensor | None = None
-    long: dict[Side, Long] | None = None
+    long: dict[Side, tuple[int, int]] | None = None
 
     @classmethod
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
@@ -121,7 +114,8 @@ class Edges:
         if replaced:
             inside = torch.where(is_loop, narrow.clamp(0, max(added - 1, 0)), narrow)
             index = torch.cat([inside, loops.expand(2, -1)], 1)
-            ids = _filtered_ids(~is_loop, loops + facts["edges"])
+            before = ((~is_loop).cumsum(0) - 1).clamp(min=0)  # the index of each row in the list without its loops
+            ids = torch.cat([before.to(dtype), loops + facts["edges"]])
         count = size - replaced + added
         src, dst, perm = src[:count], dst[:count], perm[:count].to(dtype)
         edges = cls(index, rowptr, src, dst, perm, num_src, num_dst, ids, _long(facts))
@@ -302,11 +296,6 @@ def _cpu_kernels(tensor: Tensor) -> Any:
     return None if is_remote(tensor) else load_cpu_kernels()
 
 
-def _filtered_ids(is_edge: Tensor, loops: Tensor) -> Tensor:
-    """Return the index of each row in the list without the graph's own loops, then those of the added loops."""
-    return torch.cat([(is_edge.cumsum(0) - 1).clamp(min=0).to(loops.dtype), loops])
-
-
 def read(scalars: dict[str, Tensor]) -> dict[str, int]:
     """Return the integers in tensors `[]`, with one device sync."""
     values = torch.stack([scalar.long() for scalar in scalars.values()]).tolist() if scalars else []
@@ -371,7 +360,6 @@ def _long_counts(rowptr: Tensor, colptr: Tensor) -> dict[str, Tensor]:
     return {"long dst": rows, "parts dst": parts, "long src": rows_src, "parts src": parts_src}
 
 
-def _long(facts: dict[str, int]) -> dict[Side, Long] | None:
-    if "long dst" not in facts:
-        return None
-    return {"dst": Long(facts["long dst"], facts["parts dst"]), "src": Long(facts["long src"], facts["parts src"])}
+def _long(facts: dict[str, int]) -> dict[Side, tuple[int, int]] | None:
+    sides: tuple[Side, ...] = "dst", "src"
+    return {side: (facts[f"long {side}"], facts[f"parts {side}"]) for side in sides} if "long dst" in facts else None

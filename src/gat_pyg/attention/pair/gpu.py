@@ -18,6 +18,7 @@ from ...kernels.gpu.rows import (
     block_of_edges,
     edge_id,
     edge_weights,
+    gather,
     gather_features,
     load_row,
     offset,
@@ -28,7 +29,7 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import alpha, embed, features_of, forward_pass, leaky, load_edges, of_rows, pair_score, store_edges
+from ..steps.gpu import alpha, embed, features_of, forward_pass, leaky, of_rows, pair_score
 from . import Dot
 from .gpu_edges import (
     Operands,
@@ -142,7 +143,9 @@ def _backward_dst_kernel(
             b_keep = keep(p_seed, p_dropout_ids, o_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
             b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
             b_grad_e = b_alpha * (b_g * b_factor - b_mean)
-            store_edges(p_weights, o_place, i_h, m_eh, b_alpha * b_factor, b_grad_e, H)
+            p_edge = p_weights + offset(o_place, 2 * H)[:, None] + i_h[None, :]
+            tl.store(p_edge, b_alpha * b_factor, mask=m_eh)
+            tl.store(p_edge + H, b_grad_e, mask=m_eh)
             if p_grad_weight is not None:
                 tl.store(p_grad_weight + offset(i_edge, H)[:, None] + i_h[None, :], b_alpha * b_keep * b_g, mask=m_eh)
             if p_att is not None:
@@ -209,7 +212,8 @@ def _backward_src_kernel(
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
-        b_w, b_grad_e = load_edges(p_weights, i_place, i_h, m_eh, H)
+        b_w = gather(p_weights, i_place, i_h, m_eh, 2 * H)
+        b_grad_e = gather(p_weights + H, i_place, i_h, m_eh, 2 * H)
         b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         if p_signs is not None:
@@ -234,7 +238,7 @@ def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Te
     x, lin = operands.x, operands.weight
     out_edge = None if operands.query_edge is None else torch.empty_like(operands.query_edge)
     out = x.new_empty(call.edges.num_dst, *x.shape[1:], dtype=dtype if out_edge is None else torch.float32)
-    arguments = operands.arguments | operands.block | {"p_out_edge": out_edge}
+    arguments = operands.arguments | {"p_out_edge": out_edge}
     lse = forward_pass(call, out, **arguments)
     if out_edge is not None and lin is not None:
         out += multiply("nhd,hcd->nhc", out_edge, lin)
@@ -332,7 +336,6 @@ class _Backward(NamedTuple):
             p_chunks=held,
             num_items=walk.items,
             **operands.arguments,
-            **operands.block,
             **arguments,
             **walk.arguments,
         )
@@ -361,9 +364,4 @@ class _Backward(NamedTuple):
             STRIDE=None if both is None else both.stride(0),
             **walk.arguments,
         )
-        if both is not None:
-            walk.sum(held, both)
-        elif grad_key is not None:
-            walk.sum(held, grad_key, grad_x)
-        else:
-            walk.sum(held, grad_x)
+        walk.sum(held, *((grad_key, grad_x) if both is None else (both,)))

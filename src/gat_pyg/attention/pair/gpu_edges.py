@@ -84,12 +84,8 @@ class Operands(NamedTuple):
         numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
         others = {*numbers, "stride", "weight"}
         tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in others}
-        return tensors | numbers | {"D": self.size, "X_STRIDE": self.stride}
-
-    @property
-    def block(self) -> dict[str, int]:
-        """The kernels' argument for a block of all features that are attended to."""
-        return {"BLOCK_D": triton.next_power_of_2(max(1, self.features))}
+        block = triton.next_power_of_2(max(1, self.features))  # of all features that are attended to
+        return tensors | numbers | {"D": self.size, "X_STRIDE": self.stride, "BLOCK_D": block}
 
 
 def multiply(equation: str, a: Tensor, b: Tensor) -> Tensor:

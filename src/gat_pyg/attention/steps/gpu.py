@@ -63,21 +63,6 @@ def online_softmax(b_e, b_top):
 
 
 @triton.jit
-def store_edges(p_weights, i_place, i_h, m_eh, b_w, b_f, H):
-    """Store two numbers an edge and head in `[E, 2, H]`."""
-    p_edge = p_weights + offset(i_place, 2 * H)[:, None] + i_h[None, :]
-    tl.store(p_edge, b_w, mask=m_eh)
-    tl.store(p_edge + H, b_f, mask=m_eh)
-
-
-@triton.jit
-def load_edges(p_weights, i_place, i_h, m_eh, H):
-    """Load what `store_edges` has stored."""
-    p_edge = p_weights + offset(i_place, 2 * H)[:, None] + i_h[None, :]
-    return tl.load(p_edge, mask=m_eh, other=0.0), tl.load(p_edge + H, mask=m_eh, other=0.0)
-
-
-@triton.jit
 def _of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, D):
     """Pointers to the features of edges, `[edges, heads]`; `[edges, 1]` where there is one model."""
     p_attr = p_edge_attr + offset(i_edge, D)[:, None]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import glob
 import hashlib
-import linecache
 import logging
 import os
 import pickle
@@ -104,7 +103,7 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
         return None
 
     def _digest(self, key: Any, code: bytes) -> bytes:
-        return hashlib.sha256(repr((VERSIONS, OPTIONS, SOURCES, self._source_stamp, key)).encode() + code).digest()
+        return hashlib.sha256(repr((VERSIONS, OPTIONS, self._source_stamp, key)).encode() + code).digest()
 
     def _name(self, key: Any) -> str:
         return f"{self._stem(key)}{_short_hash(VERSIONS, OPTIONS, key[1])}.nbc"
@@ -186,9 +185,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             raise RuntimeError(f"there is no folder for compiled kernels, neither of {', '.join(folders)}")
         self.writable = writable is not None
         path = self._cache_path = writable or readable[0]
-        linecache.checkcache(file)
-        source = "".join(linecache.getlines(file, function.__globals__))  # before an edit while the process runs
-        self._cache_file: Any = _Files(path, self._impl.filename_base, hashlib.sha256(source.encode()).hexdigest())
+        self._cache_file: Any = _Files(path, self._impl.filename_base, SOURCES)
         self._cache_file.folders = [path, *(folder for folder in readable if folder != path)]
         self._cache_file.writable = self.writable
 

@@ -49,11 +49,6 @@ class Chunks(NamedTuple):
         return int(self.first[-1])
 
     @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """`bounds`, `row` and `slot`, for a kernel."""
-        return self.bounds, self.row, self.slot
-
-    @property
     def long_rows(self) -> tuple[int, Tensor, Tensor]:
         """The number of rows, the long ones of them, and for each of their chunks which of these it belongs to."""
         return (
@@ -205,7 +200,8 @@ class Shape(NamedTuple):
     def of(cls, x: Tensor, *others: Tensor | None, narrow: int = NARROW) -> Shape:
         """The sizes of x `[..., N, H, C]`, in the widest dtype; heads below `narrow` features are summed together."""
         *batch, _, heads, channels = x.shape
-        return cls._of(_dtype(x, *others), tuple(batch), heads, channels, narrow)
+        wide = torch.float64 in [t.dtype for t in (x, *others) if t is not None]
+        return cls._of(DOUBLE if wide else SINGLE, tuple(batch), heads, channels, narrow)
 
     @classmethod
     @functools.cache
@@ -247,7 +243,7 @@ class Shape(NamedTuple):
     def run(self, kernel: Any, chunks: Chunks, edges: Edges, *args: Any) -> None:
         """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
         job = self.job(chunks.bounds, chunks.most, edges)._replace(step=chunks.step)
-        run(kernel, self.dtype, job, chunks.arrays, self.sizes, *args)
+        run(kernel, self.dtype, job, chunks[:3], self.sizes, *args)
 
     def flat(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return a tensor in a dtype, by default the call's, and with its elements in order; None stays None."""
@@ -312,8 +308,3 @@ class Shape(NamedTuple):
 def limits(each: tuple[float, ...]) -> np.ndarray:
     """Threshold and scale of each p, `[S, 2]`: an edge is kept if its random word reaches the threshold."""
     return np.array([(min(int(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0) for p in each], np.float64)
-
-
-def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
-    """float64 if any of them is, else float32."""
-    return DOUBLE if torch.float64 in [t.dtype for t in tensors if t is not None] else SINGLE

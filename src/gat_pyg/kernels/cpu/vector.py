@@ -170,9 +170,9 @@ _SIZES = {"float": 4, "double": 8, "i16": 2, "i32": 4, "i64": 8}  # bytes of an 
 
 
 def _llvm(builder: Any, name: str, tile: Any, kind: Any) -> Any:
-    """LLVM's intrinsic function on vectors in memory."""
+    """LLVM's intrinsic function on vectors, those of the name "masked" in memory."""
     element = str(tile.element)
-    name = f"llvm.{name}.v{tile.count}{element[0]}{8 * _SIZES[element]}.p0"
+    name = f"llvm.{name}.v{tile.count}{element[0]}{8 * _SIZES[element]}{'.p0' if 'masked' in name else ''}"
     known = builder.module.globals.get(name)
     return ir.Function(builder.module, kind, name) if known is None else known
 
@@ -433,11 +433,7 @@ def exp(context: Any, vector: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = args[0].type
         if vector.dtype is types.float64:
-            exp = builder.module.declare_intrinsic("llvm.exp", [ir.DoubleType()])
-            for lane in range(vector.width):
-                at = ir.Constant(I32, lane)
-                args = [builder.insert_element(args[0], builder.call(exp, [builder.extract_element(args[0], at)]), at)]
-            return args[0]
+            return builder.call(_llvm(builder, "exp", tile, ir.FunctionType(tile, [tile])), args)
 
         def const(value: float) -> ir.Constant:
             return ir.Constant(tile, [value] * vector.width)
