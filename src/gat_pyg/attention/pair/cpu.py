@@ -353,14 +353,10 @@ def _with_room(chunks: Chunks, operands: _Operands, step: int = 1) -> Chunks:
     return chunks._replace(most=max(chunks.most, -(-operands.width // 256) * 256), step=step)
 
 
-def _narrow(is_dot: bool, channels: int) -> int:
-    """Return `narrow` of `Shape.of`, below which the features are added up in the order of `lane_sum`."""
-    return NARROW + 1 if is_dot and channels & (channels - 1) == 0 else 0
-
-
 def _shape(call: Operation) -> Shape:
     x, score, _, edge_weight, *_ = call
-    narrow = _narrow(isinstance(score, Dot), x.size(-1))
+    channels = x.size(-1)  # heads that are summed together add up their features in the order of `lane_sum`
+    narrow = NARROW + 1 if isinstance(score, Dot) and channels & (channels - 1) == 0 else 0
     return Shape.of(x, edge_weight, *score.operands, narrow=narrow)
 
 

@@ -19,7 +19,6 @@ from ...graph.edges import Edges, Side
 from ...graph.memory import converted, elements, empty
 from ...graph.remembered import remembered
 from . import cache
-from .cache import compiled
 from .draw import DRAWN
 
 SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
@@ -63,19 +62,10 @@ class Chunks(NamedTuple):
         return torch.segment_reduce(of_chunks.contiguous(), reduce, offsets=offsets, axis=0, unsafe=True)
 
 
-@compiled
-def _highest_degree(pointer: Any) -> Any:
-    """Return the number of edges of the longest row."""
-    highest = 0
-    for row in range(pointer.size - 1):
-        highest = max(highest, pointer[row + 1] - pointer[row])
-    return highest
-
-
 def _divide(pointer: np.ndarray) -> Chunks:
     num_rows, most = pointer.size - 1, int(pointer[-1])
     if most > SPLIT:
-        most = int(_highest_degree(pointer))
+        most = int(np.diff(pointer).max())
     rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
     if most <= SPLIT:
         return Chunks(pointer, rows, rows, np.empty(0, np.int64), np.array([num_rows]), most)
