@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels.cpu.cache import compiled, inline
-from ...kernels.cpu.vector import LANES, lane_sum, leaky, load, pointer, splat, store
-from .cpu_steps import add, dot
+from ...kernels.cpu.vector import LANES, lane_sum, leaky, load, pointer, splat
+from .cpu_steps import add, dot, put
 
 
 @compiled
@@ -151,10 +151,10 @@ def pair_back(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: A
                         count, a = channels - c, h * channels + c
                         z = _z(load(dst, own + c, LANES, count), key, of_edges, j + c, of_edge + c, count)
                         term = load(grad_att, a, LANES, count) + of * leaky(z, z, slope)
-                        store(grad_att, a, term, count)
+                        put(grad_att, a, term, count)
                         z = leaky(of * load(att, a, LANES, count), z, slope)
-                        store(grad_dst, own + c, load(grad_dst, own + c, LANES, count) + z, count)
-                        store(grad_key, j + c, load(grad_key, j + c, LANES, count) + z, count)
+                        put(grad_dst, own + c, load(grad_dst, own + c, LANES, count) + z, count)
+                        put(grad_key, j + c, load(grad_key, j + c, LANES, count) + z, count)
                         if of_edges_ is not None:
                             to = of_edge + c
-                            store(grad_edges, to, load(grad_edges, to, LANES, count) + z, count)
+                            put(grad_edges, to, load(grad_edges, to, LANES, count) + z, count)

@@ -53,25 +53,29 @@ def group(pointers: Any, index_: int, size: int, num_src: int, num_dst: int, loo
 
 
 @inline
+def put(out: Any, at: int, values: Any, rest: int) -> None:
+    """Store a vector, or the first `rest` of it: an AVX2 processor may take long for a part."""
+    if rest >= LANES:
+        store(out, at, values, None)
+    else:
+        store(out, at, values, rest)
+
+
+@inline
 def dot(x: Any, i: int, y: Any, j: int, size: int) -> Any:
     """<x, y> of some elements from i and from j on."""
-    total, whole = splat(x, 0.0, LANES), size // LANES * LANES
-    for c in range(0, whole, LANES):
-        total = total + load(x, i + c, LANES, None) * load(y, j + c, LANES, None)
-    if whole < size:
-        total = total + load(x, i + whole, LANES, size - whole) * load(y, j + whole, LANES, size - whole)
+    total = splat(x, 0.0, LANES)
+    for c in range(0, size, LANES):
+        total = total + load(x, i + c, LANES, size - c) * load(y, j + c, LANES, size - c)
     return lane_sum(total)
 
 
 @inline
 def add(out: Any, i: int, factor: Any, x: Any, j: int, size: int) -> None:
     """Add `factor` times the elements of x from j on to those from i on."""
-    whole = size // LANES * LANES
-    for c in range(0, whole, LANES):
-        store(out, i + c, load(out, i + c, LANES, None) + factor * load(x, j + c, LANES, None), None)
-    if whole < size:
-        values, count = load(x, j + whole, LANES, size - whole), size - whole
-        store(out, i + whole, load(out, i + whole, LANES, count) + factor * values, count)
+    for c in range(0, size, LANES):
+        rest = size - c
+        put(out, i + c, load(out, i + c, LANES, rest) + factor * load(x, j + c, LANES, rest), rest)
 
 
 def drop_of(seed: Tensor, dropout: float) -> tuple[np.ndarray, np.ndarray]:
@@ -147,38 +151,28 @@ def softmax(rowptr: Any, heads: int, scores: Any) -> None:
                 e[edge * heads + h] *= share
 
 
-@inline
-def _weighted(rowptr: Any, ends: Any, i: int, h: int, sizes: Any, alpha: Any, factors: Any, values: Any, of_edges: Any,
-              c: int, count: Any, out: Any) -> None:  # fmt: skip
-    """Equation (4) for a vector of features, from c on within a head; `ends` are the src and the rows of the edges."""
-    heads, channels = sizes
-    here, (src, rows) = (i * heads + h) * channels + c, ends
-    total = load(out, here, LANES, count)
-    for edge in range(rowptr[i], rowptr[i + 1]):
-        term = load(values, (src[edge] * heads + h) * channels + c, LANES, count)
-        if of_edges is not None:
-            term = term + load(of_edges, (rows[edge] * heads + h) * channels + c, LANES, count)
-        weight = alpha[edge * heads + h]
-        if factors is not None:
-            weight = weight * factors[edge * heads + h]
-        total = total + weight * term
-    store(out, here, total, count)
-
-
 @compiled
 def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any,
           out_: Any) -> None:  # fmt: skip
     """Add equation (4): the sum of k alpha times the values of src, and of the edge if present, of each row."""
-    heads, channels = sizes
+    (heads, channels), (src, rows) = sizes, ends
     values, of_edges, out = pointer(values_, 0), pointer(of_edges_, 0), pointer(out_, 0)
-    whole = channels // LANES * LANES
     for i in range(rowptr.size - 1):
         for h in range(heads):
-            for c in range(0, whole, LANES):
-                _weighted(rowptr, ends, i, h, sizes, alpha, factors, values, of_edges, c, None, out)
-            if whole < channels:
-                rest = channels - whole
-                _weighted(rowptr, ends, i, h, sizes, alpha, factors, values, of_edges, whole, rest, out)
+            for c in range(0, channels, LANES):
+                here, rest = (i * heads + h) * channels + c, channels - c
+                total = load(out, here, LANES, rest)
+                for edge in range(rowptr[i], rowptr[i + 1]):
+                    term, weight = (
+                        load(values, (src[edge] * heads + h) * channels + c, LANES, rest),
+                        alpha[edge * heads + h],
+                    )
+                    if of_edges_ is not None:
+                        term = term + load(of_edges, (rows[edge] * heads + h) * channels + c, LANES, rest)
+                    if factors is not None:
+                        weight = weight * factors[edge * heads + h]
+                    total = total + weight * term
+                put(out, here, total, rest)
 
 
 @compiled
@@ -199,16 +193,22 @@ def softmax_back(
             mean, of = alpha.dtype.type(0), (i * heads + h) * channels
             for edge in range(rowptr[i], rowptr[i + 1]):
                 here, j = edge * heads + h, (src[edge] * heads + h) * channels
-                g, weight = dot(grad, of, values, j, channels), alpha[here]
-                if of_edges_ is not None:
-                    g += dot(grad, of, of_edges, (rows[edge] * heads + h) * channels, channels)
+                weight, total = alpha[here], splat(grad, 0.0, LANES)
                 if factors is not None:
-                    g, weight = g * factors[here], weight * factors[here]
+                    weight = weight * factors[here]
+                for c in range(0, channels, LANES):
+                    rest, of_edge = channels - c, (rows[edge] * heads + h) * channels + c
+                    direction, term = load(grad, of + c, LANES, rest), load(values, j + c, LANES, rest)
+                    put(grad_values, j + c, load(grad_values, j + c, LANES, rest) + weight * direction, rest)
+                    if of_edges_ is not None:
+                        term = term + load(of_edges, of_edge, LANES, rest)
+                        put(grad_edges, of_edge, load(grad_edges, of_edge, LANES, rest) + weight * direction, rest)
+                    total = total + direction * term
+                g = lane_sum(total)
+                if factors is not None:
+                    g = g * factors[here]
                 mean += alpha[here] * g
                 change[here] = g
-                add(grad_values, j, weight, grad, of, channels)
-                if grad_edges_ is not None:
-                    add(grad_edges, (rows[edge] * heads + h) * channels, weight, grad, of, channels)
             for edge in range(rowptr[i], rowptr[i + 1]):
                 here = edge * heads + h
                 change[here] = alpha[here] * (change[here] - mean)
