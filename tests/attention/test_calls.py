@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+import gat_pyg.run
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import Additive, attend, fused
 from gat_pyg.attention.additive import prefers_speed
@@ -30,6 +32,7 @@ from gat_pyg.graph import adjacency
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import rows
+from gat_pyg.runs.result import read
 from tests.attention.comparisons import FOLDERS, answer, assert_same, direction_of, spy
 from tests.graphs import BIPARTITE, RANDOM, random
 from tests.laws import assert_close, edges_of, moved
@@ -145,6 +148,17 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None)
         assert len(measured[n]) == 10
         for again in measured[n]:
             assert_same(again, truths[n], cases[n][1])
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+def test_the_command_trains_with_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 heads of 5 channels in float64, which other tests compile."""
+    network = ("+model.backend=fused", "model.heads=[3,3]", "model.hidden_channels=[5]", "+trainer.precision=64-true")
+    small = ("dataset=planted", "dataset.graphs=4", "dataset.labels=5", "training.max_epochs=2", "runs=1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *small, *network])
+    gat_pyg.run.main()
+    assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
 
 
 # --- Compilers. ---
