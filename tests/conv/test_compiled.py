@@ -76,7 +76,7 @@ MORE_KINDS = [weekly(kind, True) for kind in ("GATv2Conv", *KINDS[3:])] + [weekl
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("kind", "weights"), [("GATConv", True), ("GATv2Conv", False), weekly("TransformerConv", False), *MORE_KINDS]
+    ("kind", "weights"), [("GATConv", True), *(weekly(kind, False) for kind in KINDS[1:3]), *MORE_KINDS]
 )
 def test_compiled_as_one_operator_for_any_size(kind: str, weights: bool) -> None:
     """The kernels compute what the segment backend does, eager and compiled; no size is compiled again."""
