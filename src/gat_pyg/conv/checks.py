@@ -112,6 +112,8 @@ def check_edge_attr(edge_attr: Tensor, lin_edge: Any) -> None:
 
 def check_features(edge_attr: Tensor, num_edges: int, edge_dim: int | None = None) -> None:
     """Raise ValueError unless the features of the edges are `[E, edge_dim]` or `[E]`."""
+    if edge_attr.dim() not in (1, 2):
+        raise ValueError(f"edge_attr has shape {list(edge_attr.shape)}, expected (E, D) or (E,).")
     if edge_attr.size(0) != num_edges:
         raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {num_edges}.")
     width = 1 if edge_attr.dim() == 1 else edge_attr.size(1)
