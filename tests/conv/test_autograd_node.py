@@ -1,6 +1,7 @@
 """A layer as one autograd node has PyG's output and gradients, first and second."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import gat_pyg
@@ -70,6 +72,83 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(
     edge_attr = torch.randn(E, 3, dtype=torch.double, requires_grad=bipartite) if "edge_dim" in form else None
     for here, there in zip(*(derivatives(each, x, edge_index, edge_attr) for each in (layer, pygs)), strict=True):
         assert_close(here, there)
+
+
+def first_map(layer: Any) -> Any:
+    return layer.get_submodule(layer._FEW[0].removesuffix(".weight"))
+
+
+def in_dtype(dtype: torch.dtype, layer: Any, call: dict[str, Any]) -> None:
+    layer.to(dtype)
+    call.update(x=call["x"].to(dtype), edge_attr=call["edge_attr"].to(dtype))
+
+
+# A change of a layer or of the arguments of a call, and whether one node for few edges still computes it
+CALLS: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], bool]] = {
+    "none": (lambda layer, call: None, True),
+    "a list of both ends": (lambda layer, call: call.update(x=[call["x"], call["x"].sin()]), True),
+    "frozen parameters": (lambda layer, call: first_map(layer).requires_grad_(False), True),
+    "another weight": (lambda layer, call: setattr(first_map(layer).weight, "data", torch.ones(15, 6).double()), True),
+    "hook": (lambda layer, call: first_map(layer).register_forward_hook(lambda lin, x, out: 2 * out), False),
+    "weight norm": (lambda layer, call: parametrizations.weight_norm(first_map(layer)), False),
+    "bias": (lambda layer, call: setattr(layer.lin_edge, "bias", torch.nn.Parameter(torch.ones(15).double())), False),
+    "transposed weight": (lambda layer, call: setattr(first_map(layer).weight, "data", torch.ones(6, 15)), False),
+    "src alone": (lambda layer, call: call.update(x=(call["x"], None)), False),
+    "one feature": (lambda layer, call: call.update(x=call["x"][:, :1].expand(-1, 6)), False),
+    "negated": (lambda layer, call: call.update(x=torch._neg_view(call["x"])), False),
+    "features of three axes": (lambda layer, call: call.update(edge_attr=call["edge_attr"].unsqueeze(2)), False),
+    "one number": (lambda layer, call: call.update(edge_attr=torch.tensor(1.0)), False),
+    "no tensor": (lambda layer, call: call.update(edge_attr=[1.0] * E), False),
+    "int32": (lambda layer, call: call.update(edge_index=call["edge_index"].int()), False),
+    "id out of range": (lambda layer, call: call.update(edge_index=call["edge_index"] + 1), False),
+    "float16": (lambda layer, call: in_dtype(torch.float16, layer, call), False),
+    "bfloat16": (lambda layer, call: in_dtype(torch.bfloat16, layer, call), False),
+}
+ROUNDED: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], bool]] = {  # the same under autocast to bfloat16
+    "float32": (lambda layer, call: in_dtype(torch.float32, layer, call), True),
+    "bfloat16": (lambda layer, call: (in_dtype(torch.float32, layer, call), call.update(x=call["x"].bfloat16())), True),
+    "float64": (lambda layer, call: None, True),
+    "mixed": (lambda layer, call: layer.float(), False),
+    "integers": (lambda layer, call: (layer.float(), call.update(x=call["x"].long())), False),
+}
+
+
+@every_layer
+def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same results, dtypes and errors, and the node of few edges only where nothing else would have to see it."""
+
+    def results(change: Callable[[Any, dict[str, Any]], Any], rounded: bool, bias: bool) -> Any:
+        torch.manual_seed(0)
+        layer, x = getattr(gat_pyg, name)(6, 5, heads=3, edge_dim=3, bias=bias).double(), torch.randn(N, 6).double()
+        call = {"x": x, "edge_index": torch.randint(0, N, (2, E)), "edge_attr": torch.randn(E, 3).double()}
+        change(layer, call)
+        inputs = [t.requires_grad_() for t in (call["edge_attr"],) if isinstance(t, Tensor)] + [*layer.parameters()]
+        inputs = [t for t in inputs if t.requires_grad]
+        try:
+            with torch.autocast("cpu", torch.bfloat16, rounded):
+                out = layer(**call)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            return False, str(error)
+        node: Any = out.grad_fn
+        nodes = {type(each).__name__ for each in (node, node.next_functions[0][0])}
+        return "FewNodeBackward" in nodes, [out, *torch.autograd.grad(out.sin().sum(), inputs, materialize_grads=True)]
+
+    few_edges = few.FEW
+    for rounded, bias in ((False, True), (True, True), (True, False)):
+        for case, (change, expected) in (ROUNDED if rounded else CALLS).items():
+            monkeypatch.setattr(few, "FEW", few_edges)
+            by_few, here = results(change, rounded, bias)
+            monkeypatch.setattr(few, "FEW", 0)
+            by_many, there = results(change, rounded, bias)
+            assert (by_few, by_many) == (expected, False), case
+            if isinstance(there, str):
+                assert here == there, case
+            elif rounded:
+                assert [t.dtype for t in here] == [t.dtype for t in there], case
+                one, other = (torch.cat([t.double().flatten() for t in each]) for each in (here, there))
+                assert (one - other).norm() < 0.05 * other.norm(), case  # bfloat16 has eight bits
+            else:
+                assert_close(here, there, msg=lambda text, case=case: f"{case}: {text}")
 
 
 @every_layer

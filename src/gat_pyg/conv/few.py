@@ -28,7 +28,7 @@ from .loops import features_with_loops
 
 FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 PRODUCTS = 1 << 24  # the same of two numbers, in a linear map
-_KINDS = (Tensor, Parameter)
+_KINDS, _DTYPES = (Tensor, Parameter), (torch.float32, torch.float64)
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
@@ -113,16 +113,17 @@ def _by_many(call: Call, graph: Tensor, tensors: list[Any], needs: Any, grad: Te
 
 def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
     """Return the output of a layer; None if the kernels for few edges do not compute the call."""
-    src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
-    if not _is_plain(layer, src, dst, edge_index) or layer._needs_messages(x, edge_index, edge_attr, False):
+    ends = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x,)
+    if not _is_plain(layer, ends, edge_index, edge_attr) or layer._needs_messages(x, edge_index, edge_attr, False):
         return None
     parameters, options = _parameters(layer), layer._few_options(edge_attr)
-    if parameters is None or options is None:
+    if parameters is None or parameters[0] is None or options is None:
         return None
-    rounded = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if rounded is not None:  # all is computed in float32, which autocast would round
-        src, dst, edge_attr = (each if each is None else each.float() for each in (src, dst, edge_attr))
-    end = src if dst is None else dst
+    rounded = None
+    if torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64:  # float32 instead, rounded at the end
+        rounded, edge_attr = torch.get_autocast_dtype("cpu"), _widened(edge_attr)
+        ends = [_widened(end) for end in ends]
+    src, end, dst = ends[0], ends[-1], ends[1] if len(ends) == 2 else None
     size, num_src, num_dst, sizes = edge_index.size(1), src.size(0), end.size(0), (layer.heads, layer.out_channels)
     edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
     row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
@@ -130,7 +131,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     tensors = [src, dst, edge_attr, *parameters]
     numbers = kernels.numbers(num_src, num_dst, size, row, width, (src.size(1), end.size(1), in_edge))
     fit = [t is None or _fits(t, number, src.dtype) for t, number in zip(tensors, numbers, strict=True)]
-    if not all(fit):
+    if not all(fit) or src.dtype not in _DTYPES:
         return None
 
     loops = min(num_src, num_dst) if layer.add_self_loops else -1
@@ -151,15 +152,20 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     regions = kernels.regions(counts, sizes, in_edge, own, layer.concat, *options[3:])
     call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
     out: Tensor = FewNode.apply(call, graph, *tensors)
-    return out if rounded is None or layer._parameters.get("bias") is not None else out.to(rounded)
+    return out.to(rounded) if rounded is not None and parameters[9] is None else out  # a vector's scores are float32
 
 
-def _is_plain(layer: Any, src: Any, dst: Any, edge_index: Any) -> bool:
+def _widened(tensor: Any) -> Any:
+    return tensor.float() if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
     """Return True for a call with plain tensors and few edges, which nothing but a forward pass and autograd sees."""
     width = layer.heads * layer.out_channels
     return (
         type(edge_index) is Tensor
-        and type(src) in _KINDS
+        and all([type(end) in _KINDS and end.dim() == 2 and end.numel() * width < PRODUCTS for end in ends])  # noqa: C419
+        and (edge_attr is None or (type(edge_attr) in _KINDS and edge_attr.dim() in (1, 2)))
         and edge_index.dtype == torch.int64
         and edge_index.layout == torch.strided
         and edge_index.is_cpu
@@ -167,9 +173,6 @@ def _is_plain(layer: Any, src: Any, dst: Any, edge_index: Any) -> bool:
         and edge_index.dim() == 2
         and edge_index.size(0) == 2
         and 0 < edge_index.size(1) * width < FEW
-        and src.dim() == 2
-        and src.numel() * width < PRODUCTS
-        and (dst is None or (type(dst) in _KINDS and dst.dim() == 2 and dst.numel() * width < PRODUCTS))
         and layer.backend in ("auto", "fused")
         and layer.flow == "source_to_target"
         and layer.mechanism is None
@@ -197,6 +200,7 @@ def _parameters(layer: Any) -> list[Tensor | None] | None:
                 or part not in own
                 or "forward" in attributes
                 or any([attributes[hooks] for hooks in _HOOKS])  # noqa: C419 - a list is faster
+                or own["weight"].size(0) != attributes["out_channels"]
                 or (name in without_bias and own["bias"] is not None)
             ):
                 return None
