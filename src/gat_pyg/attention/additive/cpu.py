@@ -226,8 +226,8 @@ def _backward(
                 if w_ is not None:
                     values = values * load(weigh, f, LANES, None)
                 store(weight, f, values, None)
-            if scored is not None:
-                clear(product, row)
+            if scored is not None and narrow is None:
+                clear(product, row)  # to which the tiles add
             gather(row, narrow, layout, grad, weight, None, None, grad_x, None, x, product, None, None)
             if scored is not None:
                 sums = splat(x, 0.0, lanes)
