@@ -26,7 +26,7 @@ import gat_pyg.run
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import Additive, attend, fused
 from gat_pyg.attention.additive import prefers_speed
-from gat_pyg.conv import base
+from gat_pyg.conv import few
 from gat_pyg.conv.mechanisms import MECHANISMS
 from gat_pyg.graph import adjacency
 from gat_pyg.graph.edges import Edges
@@ -200,7 +200,7 @@ def test_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch._dynamo.reset()
     if name != "GATConv":  # an eager layer as it is for many edges, for whose kernels the operator calls
-        monkeypatch.setattr(base, "FEW", 0)
+        monkeypatch.setattr(few, "FEW", 0)
     net, x, index = Net(name, dropout=0.5).double(), torch.randn(40, 5).double(), RANDOM.index.clone()
     compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
     measured = results(compiled, net, x, index)
