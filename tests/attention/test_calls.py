@@ -81,7 +81,7 @@ def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
     truth = answer(leaves, edges, direction, "auto", dropout=0.3)
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
-    for module in ("rows", "cache"):
+    for module in ("rows", "draw", "cache"):
         monkeypatch.delitem(sys.modules, f"gat_pyg.kernels.cpu.{module}")
     monkeypatch.setattr(device, "REASONS", {})
     monkeypatch.setattr(fused, "_forward", None)  # would fail

@@ -255,6 +255,6 @@ def test_every_file_of_a_kernel_is_among_the_sources() -> None:
 def test_without_numbas_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)  # as NUMBA_DISABLE_JIT=1
     monkeypatch.setattr(device, "REASONS", {})
-    for name in ("cache", "rows"):
+    for name in ("cache", "draw", "rows"):
         monkeypatch.delitem(sys.modules, f"gat_pyg.kernels.cpu.{name}", raising=False)
     assert str(device.missing_reason("cpu")).startswith("NUMBA_DISABLE_JIT is set")
