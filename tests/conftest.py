@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
@@ -33,14 +32,10 @@ from tests.composition import compose_once
 from tests.processes import WITHOUT_KERNELS, fork_server
 
 try:
-    from numba import njit
     from numba.core.event import Event, Listener, register
 
-    from gat_pyg.kernels.cpu import cache
 except ImportError:  # as on a machine for the CUDA kernels
     Listener, register = object, lambda kind, listener: None
-else:  # steps of kernels are compiled without functions to call them by, which is an eighth of the time
-    cache.inline = partial(njit, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **cache.OPTIONS)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,6 @@ from .loops import features_with_loops
 FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 PRODUCTS = 1 << 24  # the same of two numbers, in a linear map
 _KINDS, _DTYPES = (Tensor, Parameter), (torch.float32, torch.float64)
-_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 class Call(NamedTuple):
@@ -123,9 +122,11 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     if torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64:  # float32 instead, rounded at the end
         rounded, edge_attr = torch.get_autocast_dtype("cpu"), _widened(edge_attr)
         ends = [_widened(end) for end in ends]
+    ends = [_in_order(end) for end in ends]
     src, end, dst = ends[0], ends[-1], ends[1] if len(ends) == 2 else None
     size, num_src, num_dst, sizes = edge_index.size(1), src.size(0), end.size(0), (layer.heads, layer.out_channels)
-    edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
+    if edge_attr is not None:
+        edge_attr = _in_order(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
     row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
     width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
     tensors = [src, dst, edge_attr, *parameters]
@@ -153,6 +154,11 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
     out: Tensor = FewNode.apply(call, graph, *tensors)
     return out.to(rounded) if rounded is not None and parameters[9] is None else out  # a vector's scores are float32
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements lie in order in memory."""
+    return tensor.resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
 
 
 def _widened(tensor: Any) -> Any:
@@ -188,41 +194,48 @@ def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
 
 def _parameters(layer: Any) -> list[Tensor | None] | None:
     """Return the parameters of a layer in the order of its kernels; None if it has others."""
-    parameters, modules, found = layer._parameters, layer._modules, []
-    slots, without_bias = _slots(layer._FEW)
-    for name, part in slots:
-        lin = modules.get(name) if part else None
+    parameters, modules, values = layer._parameters, layer._modules, []
+    for name, parts in _slots(layer._FEW):
+        lin = modules.get(name)
         if lin is not None:
             attributes = vars(lin)
             own = attributes["_parameters"]
             if (
                 type(lin) is not Linear
-                or part not in own
+                or "weight" not in own
                 or "forward" in attributes
-                or any([attributes[hooks] for hooks in _HOOKS])  # noqa: C419 - a list is faster
+                or attributes["_forward_hooks"]
+                or attributes["_forward_pre_hooks"]
+                or attributes["_backward_hooks"]
+                or attributes["_backward_pre_hooks"]
                 or own["weight"].size(0) != attributes["out_channels"]
-                or (name in without_bias and own["bias"] is not None)
+                or (parts == 1 and own["bias"] is not None)
             ):
                 return None
-            found.append(own[part])
-        elif part or not name:
-            found.append(None)
+            values.append(own["weight"])
+            if parts == 2:
+                values.append(own["bias"])
+        elif parts:
+            values += [None] * parts
         elif name in parameters:
-            found.append(parameters[name])
+            values.append(parameters[name])
         else:
             return None
-    return found
+    return values
 
 
 @functools.cache
-def _slots(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], set[str]]:
-    """Return the parts of the names of the parameters, and the linear maps of which no bias is among them."""
-    slots = [(name.partition(".")[0], name.partition(".")[2]) for name in names]
-    return slots, {name for name, part in slots if part and (name, "bias") not in slots}
+def _slots(names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Return the linear maps, with 2 for a weight and a bias, 1 for a weight or nothing, and the vectors, with 0."""
+    slots = {}
+    for at, name in enumerate(names):
+        module, _, part = name.partition(".")
+        slots[module or str(at)] = 2 if part == "bias" else 1 if part or not name else 0
+    return [*slots.items()]
 
 
 def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
-    """Return True for a tensor of so many elements that lie in order."""
+    """Return True for a tensor of so many elements that lie in order in memory."""
     return (
         type(tensor) in _KINDS
         and tensor.dtype == dtype
@@ -231,6 +244,7 @@ def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
         and tensor.numel() == number
         and tensor.is_contiguous()
         and not tensor.is_neg()
+        and (tensor.data_ptr() != 0 or not number)
     )
 
 

@@ -48,8 +48,8 @@ SOURCES = hashlib.sha256(b"\0".join(file.read_bytes() for file in FILES)).hexdig
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A step of a kernel, inlined: a call would count references to each of its arrays."""
-    return njit(forceinline=True, **OPTIONS)(function)
+    """A step of a kernel, inlined: a call would count references to each of its arrays. Only kernels can call it."""
+    return njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
