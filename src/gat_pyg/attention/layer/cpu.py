@@ -17,7 +17,6 @@ from .cpu_steps import (
     draw_factors,
     drop_of,
     fill_loops,
-    fill_loops_back,
     group,
     mean_heads,
     mean_heads_back,
@@ -55,12 +54,12 @@ def forward(
         if edged is not None:
             folded(att_edge, edge_map, sizes, folds)
             linear(edge_attr, folds, skip_bias[:0], of_edges[: size * sizes[0]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges, size < 0)
         additive(rowptr, ends, sizes[0], slope, s, d, only_if(edged, of_edges), alpha)
     else:
         if edged is not None:
             linear(edge_attr, edge_map, skip_bias[:0], of_edges[: size * sizes[0] * sizes[1]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges, size < 0)
         if scaled is not None:
             pair(rowptr, ends, sizes, slope, dst, key, only_if(edged, of_edges), None, alpha)
         else:
@@ -128,7 +127,7 @@ def backward(
         linear_back(to_dst, x_dst, value_map, num_dst, of_x_dst, of_value_map, of_dst_bias)
     linear_back(grad, x_dst, skip_map, num_dst, of_x_dst if skip_map.size else of_x_dst[:0], of_skip_map, of_skip_bias)
     if edged is not None:
-        fill_loops_back(rowptr, rows, size, loops, mean, to_edges)
+        fill_loops(rowptr, rows, size, loops, mean, to_edges, size > 0)
         part = to_edges[: to_edges.size // (size + max(loops, 0)) * size]
         if halved is not None:
             linear_back(part, edge_attr, folds, size, of_attr, to_folds, grad[:0])

@@ -90,71 +90,66 @@ def folded_back(att: Any, weight: Any, sizes: Any, of: Any, grad_att: Any, grad_
 
 
 @inline
-def _z(x_i: Any, of_src: Any, of_edges: Any, j: int, edge: int, count: Any) -> Any:
-    """A vector of W_r h_i + W_l h_j + W_e u_ij."""
-    z = x_i + load(of_src, j, LANES, count)
+def _other(of_src: Any, of_edges: Any, j: int, edge: int, count: int) -> Any:
+    """A vector of the features of src, and of the edge if there are any."""
+    values = load(of_src, j, LANES, count)
     if of_edges is not None:
-        z = z + load(of_edges, edge, LANES, count)
-    return z
+        values = values + load(of_edges, edge, LANES, count)
+    return values
 
 
 @compiled
 def pair(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: Any, of_edges_: Any, att_: Any,
-            e: Any) -> None:  # fmt: skip
+         e: Any) -> None:  # fmt: skip
     """a . LeakyReLU(x_i + x_j + W_e u_ij), or without a the scaled product, <x_i, k_j + W_e u_ij> times `slope`."""
-    heads, channels = sizes
+    (heads, channels), (src, rows) = sizes, ends
     dst, key, of_edges, att = pointer(dst_, 0), pointer(key_, 0), pointer(of_edges_, 0), pointer(att_, 0)
-    src, rows = ends
     for i in range(rowptr.size - 1):
         for h in range(heads):
-            own = (i * heads + h) * channels
             for edge in range(rowptr[i], rowptr[i + 1]):
-                j, of_edge = (src[edge] * heads + h) * channels, (rows[edge] * heads + h) * channels
-                if att_ is None:
-                    total = dot(dst, own, key, j, channels)
-                    if of_edges_ is not None:
-                        total += dot(dst, own, of_edges, of_edge, channels)
-                    e[edge * heads + h] = slope * total
-                else:
-                    part = splat(dst, 0.0, LANES)
-                    for c in range(0, channels, LANES):
-                        count = channels - c
-                        z = _z(load(dst, own + c, LANES, count), key, of_edges, j + c, of_edge + c, count)
-                        part = part + load(att, h * channels + c, LANES, count) * leaky(z, z, slope)
-                    e[edge * heads + h] = lane_sum(part)
+                part = splat(dst, 0.0, LANES)
+                for c in range(h * channels, (h + 1) * channels, LANES):
+                    count = (h + 1) * channels - c
+                    x_i = load(dst, i * heads * channels + c, LANES, count)
+                    j, of_edge = src[edge] * heads * channels + c, rows[edge] * heads * channels + c
+                    term = _other(key, of_edges, j, of_edge, count)
+                    if att_ is None:
+                        part = part + x_i * term
+                    else:
+                        part = part + load(att, c, LANES, count) * leaky(x_i + term, x_i + term, slope)
+                score = lane_sum(part)
+                e[edge * heads + h] = slope * score if att_ is None else score
 
 
 @compiled
 def pair_back(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: Any, of_edges_: Any, att_: Any,
-                 change: Any, grad_dst_: Any, grad_key_: Any, grad_edges_: Any, grad_att_: Any) -> None:  # fmt: skip
+              change: Any, grad_dst_: Any, grad_key_: Any, grad_edges_: Any, grad_att_: Any) -> None:  # fmt: skip
     """Add the gradients of what `pair` reads, from that of the scores."""
-    heads, channels = sizes
+    (heads, channels), (src, rows) = sizes, ends
     dst, key, of_edges, att = pointer(dst_, 0), pointer(key_, 0), pointer(of_edges_, 0), pointer(att_, 0)
     grad_dst, grad_key = pointer(grad_dst_, 0), pointer(grad_key_, 0)
     grad_edges, grad_att = pointer(grad_edges_, 0), pointer(grad_att_, 0)
-    src, rows = ends
     for i in range(rowptr.size - 1):
         for h in range(heads):
-            own = (i * heads + h) * channels
             for edge in range(rowptr[i], rowptr[i + 1]):
-                j, of_edge = (src[edge] * heads + h) * channels, (rows[edge] * heads + h) * channels
-                of = change[edge * heads + h]
-                if att_ is None:
-                    of *= slope
-                    add(grad_dst, own, of, key, j, channels)
-                    add(grad_key, j, of, dst, own, channels)
+                for c in range(h * channels, (h + 1) * channels, LANES):
+                    count, own, of = (h + 1) * channels - c, i * heads * channels + c, change[edge * heads + h]
+                    x_i, j = load(dst, own, LANES, count), src[edge] * heads * channels + c
+                    of_edge = rows[edge] * heads * channels + c
+                    term = _other(key, of_edges, j, of_edge, count)
+                    if att_ is None:
+                        of_term = (slope * of) * x_i
+                        of_dst = (slope * of) * term
+                    else:
+                        put(
+                            grad_att,
+                            c,
+                            load(grad_att, c, LANES, count) + of * leaky(x_i + term, x_i + term, slope),
+                            count,
+                        )
+                        of_term = leaky(of * load(att, c, LANES, count), x_i + term, slope)
+                        of_dst = of_term
+                    put(grad_dst, own, load(grad_dst, own, LANES, count) + of_dst, count)
+                    put(grad_key, j, load(grad_key, j, LANES, count) + of_term, count)
                     if of_edges_ is not None:
-                        add(grad_dst, own, of, of_edges, of_edge, channels)
-                        add(grad_edges, of_edge, of, dst, own, channels)
-                else:
-                    for c in range(0, channels, LANES):
-                        count, a = channels - c, h * channels + c
-                        z = _z(load(dst, own + c, LANES, count), key, of_edges, j + c, of_edge + c, count)
-                        term = load(grad_att, a, LANES, count) + of * leaky(z, z, slope)
-                        put(grad_att, a, term, count)
-                        z = leaky(of * load(att, a, LANES, count), z, slope)
-                        put(grad_dst, own + c, load(grad_dst, own + c, LANES, count) + z, count)
-                        put(grad_key, j + c, load(grad_key, j + c, LANES, count) + z, count)
-                        if of_edges_ is not None:
-                            to = of_edge + c
-                            put(grad_edges, to, load(grad_edges, to, LANES, count) + z, count)
+                        put(grad_edges, of_edge, load(grad_edges, of_edge, LANES, count) + of_term, count)

@@ -96,30 +96,20 @@ def draw_factors(drop: Any, rows: Any, heads: int, factors: Any) -> None:
 
 
 @compiled
-def fill_loops(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, values: Any) -> None:
-    """Of each added loop, the last edge of its node: the sum or mean of the `values` `[R, width]` of the others."""
-    width = values.size // max(first + loops, 1)
+def fill_loops(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, values_: Any, back: bool) -> None:
+    """Fill the values `[R, width]` of each added loop, the last edge of its node, with the sum or mean of the others';
+    or, with `back`, add the gradient of what the loops have to that of the other edges."""
+    width, values = values_.size // max(first + loops, 1), pointer(values_, 0)
     for i in range(loops):
-        to, last = (first + i) * width, rowptr[i + 1] - 1
-        values[to : to + width] = 0
+        loop, last = (first + i) * width, rowptr[i + 1] - 1
+        share = values_.dtype.type(1 / max(last - rowptr[i], 1) if mean else 1.0)
+        if not back:
+            values_[loop : loop + width] = 0
         for edge in range(rowptr[i], last):
-            for c in range(width):
-                values[to + c] += values[rows[edge] * width + c]
-        if mean:
-            for c in range(width):
-                values[to + c] /= max(last - rowptr[i], 1)
-
-
-@compiled
-def fill_loops_back(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, grad: Any) -> None:
-    """Add the gradient of what the loops have to that of the other edges."""
-    width = grad.size // max(first + loops, 1)
-    for i in range(loops):
-        of, last = (first + i) * width, rowptr[i + 1] - 1
-        share = max(last - rowptr[i], 1) if mean else 1
-        for edge in range(rowptr[i], last):
-            for c in range(width):
-                grad[rows[edge] * width + c] += grad[of + c] / share
+            if back:
+                add(values, rows[edge] * width, share, values, loop, width)
+            else:
+                add(values, loop, share, values, rows[edge] * width, width)
 
 
 @compiled
