@@ -94,17 +94,17 @@ def _by_many(call: Call, graph: Tensor, tensors: list[Any], needs: Any, grad: Te
     names = "x", "x_dst", "edge_attr", *layer._FEW
 
     def compute(views: list[Any]) -> Tensor:
-        given = dict(zip(names, views, strict=True))
-        inputs = {name: given[name] for name in names[:3]}
+        by_name = dict(zip(names, views, strict=True))
+        inputs = {name: by_name[name] for name in names[:3]}
         if loops >= 0 and inputs["edge_attr"] is not None:
             index = edges.index[:, :size]
             inputs["edge_attr"] = features_with_loops(layer, index, inputs["edge_attr"], num_src, num_dst, edges)
         for name in names[3:]:
-            if given[name] is not None and not name.endswith(".bias"):
-                inputs[name] = given[name]
+            if by_name[name] is not None and not name.endswith(".bias"):
+                inputs[name] = by_name[name]
                 if name.endswith(".weight"):
                     bias = name.replace("weight", "bias")
-                    inputs[bias] = given.get(bias)
+                    inputs[bias] = by_name.get(bias)
         return Plan(layer, edges, call.dropout, tuple(inputs)).compute(list(inputs.values()), call.seed, None)
 
     return differentiated(compute, tensors, needs, grad)
@@ -131,8 +131,8 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
     tensors = [src, dst, edge_attr, *parameters]
     numbers = kernels.numbers(num_src, num_dst, size, row, width, (src.size(1), end.size(1), in_edge))
-    fit = [t is None or _fits(t, number, src.dtype) for t, number in zip(tensors, numbers, strict=True)]
-    if not all(fit) or src.dtype not in _DTYPES:
+    fitting = [t is None or _fits(t, number, src.dtype) for t, number in zip(tensors, numbers, strict=True)]
+    if not all(fitting) or src.dtype not in _DTYPES:
         return None
 
     loops = min(num_src, num_dst) if layer.add_self_loops else -1
@@ -149,8 +149,8 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
         drop = kernels.drop_of(seed, dropout)
     counts = num_src, num_dst, size, loops, count, num_dst * width
     options = *options, None if edge_attr is None else True, drop
-    own = dst is not None or tensors[7] is not None
-    regions = kernels.regions(counts, sizes, in_edge, own, layer.concat, *options[3:])
+    has_dst = dst is not None or tensors[7] is not None
+    regions = kernels.regions(counts, sizes, in_edge, has_dst, layer.concat, *options[3:])
     call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
     out: Tensor = FewNode.apply(call, graph, *tensors)
     return out.to(rounded) if rounded is not None and parameters[9] is None else out  # a vector's scores are float32

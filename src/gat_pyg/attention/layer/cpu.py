@@ -1,4 +1,4 @@
-"""A layer on few edges on a CPU, as one call each way: its linear maps, scores, softmax, weighted sum and end.
+"""A layer on few edges on a CPU, as one call each way: its linear maps, scores, softmax, weighted sum and output.
 
 The kernels get addresses: of the graph that `group` makes, of the tensors in the order of `numbers`, and of what is
 saved, `regions`. They are compiled for arguments that are True or None: with `halved` the scores are the paper's, with
@@ -34,13 +34,14 @@ def forward(
     drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
 ) -> None:  # fmt: skip
     """The output of the layer, and what `backward` reads."""
-    (pointers, floats), (num_src, num_dst, size, loops, count, end) = memory, counts
-    tensors, more = all_elements_at(floats, places, numbers), size + max(loops, 0) - count
+    (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
+    tensors, padding = all_elements_at(floats, places, numbers), size + max(loops, 0) - count
+    no = size < 0  # a literal would be compiled for
     x, x_dst, edge_attr, value_map, value_bias, key_map, key_bias, dst_map, dst_bias, edge_map = tensors[:10]
     skip_map, skip_bias, att, att_dst, att_edge = tensors[10:]
     value, key, dst, of_edges, s, d, folds, alpha, k, of_heads, _ = split_at(floats, saved_, regions)
-    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, more, count))
-    (out,) = split_at(floats, out_, (end,))
+    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, padding, count))
+    (out,) = split_at(floats, out_, (out_size,))
     x_dst, slope, ends = x_dst if x_dst.size else x, floats.dtype.type(slope), (src, rows)
     linear(x, value_map, value_bias, value, num_src)
     linear(x, key_map, key_bias, key, num_src)
@@ -54,12 +55,12 @@ def forward(
         if edged is not None:
             folded(att_edge, edge_map, sizes, folds)
             linear(edge_attr, folds, skip_bias[:0], of_edges[: size * sizes[0]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges, size < 0)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
         additive(rowptr, ends, sizes[0], slope, s, d, only_if(edged, of_edges), alpha)
     else:
         if edged is not None:
             linear(edge_attr, edge_map, skip_bias[:0], of_edges[: size * sizes[0] * sizes[1]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges, size < 0)
+            fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
         if scaled is not None:
             pair(rowptr, ends, sizes, slope, dst, key, only_if(edged, of_edges), None, alpha)
         else:
@@ -81,7 +82,7 @@ def backward(
     drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int, grads_: Any,
 ) -> None:  # fmt: skip
     """The gradients of all tensors that `grads_` has a place for; `work` is zeros, for the gradients of `regions`."""
-    (pointers, floats), (num_src, num_dst, size, loops, count, end) = memory, counts
+    (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
     tensors, of = all_elements_at(floats, places, numbers), all_elements_at(floats, grads_, numbers)
     for each in of:
         each[:] = 0
@@ -93,12 +94,13 @@ def backward(
     value, key, dst, of_edges, s, d, folds, alpha, k, _, _ = split_at(floats, saved_, regions)
     to_value, to_key, to_dst, to_edges, to_s, to_d, to_folds = split_at(floats, work_, regions)[:7]
     change, _, to_heads, to_att = split_at(floats, work_, regions)[7:]
-    more, (grad,) = size + max(loops, 0) - count, split_at(floats, grad_, (end,))
-    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, more, count))
-    slope, ends, own = floats.dtype.type(slope), (src, rows), dst.size > 0
+    padding, (grad,) = size + max(loops, 0) - count, split_at(floats, grad_, (out_size,))
+    yes = size >= 0  # a literal would be compiled for
+    rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, padding, count))
+    slope, ends, has_dst = floats.dtype.type(slope), (src, rows), dst.size > 0
     if not x_dst.size:
         x_dst, of_x_dst = x, of_x
-    if not own:
+    if not has_dst:
         dst, to_dst = value, to_value
     if concat:
         to_heads = grad
@@ -121,13 +123,13 @@ def backward(
             of_att[:] = to_att
     linear_back(to_value, x, value_map, num_src, of_x, of_value_map, of_value_bias)
     linear_back(to_key, x, key_map, num_src, of_x if key.size else of_x[:0], of_key_map, of_key_bias)
-    if own and dst_map.size:
+    if has_dst and dst_map.size:
         linear_back(to_dst, x_dst, dst_map, num_dst, of_x_dst, of_dst_map, of_dst_bias)
-    elif own:
+    elif has_dst:
         linear_back(to_dst, x_dst, value_map, num_dst, of_x_dst, of_value_map, of_dst_bias)
     linear_back(grad, x_dst, skip_map, num_dst, of_x_dst if skip_map.size else of_x_dst[:0], of_skip_map, of_skip_bias)
     if edged is not None:
-        fill_loops(rowptr, rows, size, loops, mean, to_edges, size > 0)
+        fill_loops(rowptr, rows, size, loops, mean, to_edges, yes)
         part = to_edges[: to_edges.size // (size + max(loops, 0)) * size]
         if halved is not None:
             linear_back(part, edge_attr, folds, size, of_attr, to_folds, grad[:0])
@@ -136,23 +138,23 @@ def backward(
             linear_back(part, edge_attr, edge_map, size, of_attr, of_edge_map, grad[:0])
 
 
-def numbers(num_src: int, num_dst: int, size: int, row: int, end: int, features: Any) -> tuple[int, ...]:
+def numbers(num_src: int, num_dst: int, size: int, row: int, out_size: int, features: Any) -> tuple[int, ...]:
     """Return the numbers of elements of the tensors: x, x_dst, edge_attr, W and b of values, of keys and of dst, W of
     the edges, W and b of the output, and the parts of a for src, dst and the edge."""
     in_src, in_dst, in_edge = features
-    inputs = num_src * in_src, num_dst * in_dst, size * in_edge
-    return *inputs, *(row * in_src, row) * 2, row * in_dst, row, row * in_edge, end * in_dst, end, row, row, row
+    inputs, maps = (num_src * in_src, num_dst * in_dst, size * in_edge), (row * in_src, row) * 2
+    return *inputs, *maps, row * in_dst, row, row * in_edge, out_size * in_dst, out_size, *(row,) * 3
 
 
 def regions(
-    counts: Any, sizes: Any, in_edge: int, own: bool, concat: bool, halved: Any, scaled: Any, edged: Any, drop: Any
+    counts: Any, sizes: Any, in_edge: int, has_dst: bool, concat: bool, halved: Any, scaled: Any, edged: Any, drop: Any
 ) -> tuple[int, ...]:
-    """Return the numbers of elements of what is saved: values, keys, dst if it has `own` features, what the features of
-    edges are mapped to, s, d, a W_e, alpha, k, the output of each head where their mean is the layer's, and a place for
-    the gradient of a."""
+    """Return the numbers of elements of what is saved: values, keys, features of dst where these have their own, what
+    the features of edges are mapped to, s, d, a W_e, alpha, k, the output of each head where the layer's is their mean,
+    and the gradient of a."""
     (num_src, num_dst, size, loops, count, _), heads, row = counts, sizes[0], sizes[0] * sizes[1]
     of_edges = (size + max(loops, 0)) * (heads if halved else row) if edged else 0
     score = (num_src * heads, num_dst * heads, heads * in_edge if edged else 0) if halved else (0, 0, 0)
-    ends = num_src * row, num_src * row if scaled else 0, num_dst * row if own else 0
+    ends = num_src * row, num_src * row if scaled else 0, num_dst * row if has_dst else 0
     kept = count * heads if drop else 0
     return *ends, of_edges, *score, count * heads, kept, 0 if concat else num_dst * row, row

@@ -19,7 +19,7 @@ from ...kernels.cpu.vector import LANES, exp, lane_sum, load, pointer, splat, sp
 
 @compiled
 def group(pointers: Any, index_: int, size: int, num_src: int, num_dst: int, loops: int, graph_: int) -> Any:
-    """Group few edges by dst, in order, with `loops` added loops in place of their own; -1: they keep their own.
+    """Group few edges by dst, in order, with `loops` added loops in place of the graph's own, which stay with -1.
 
     The arguments are addresses of int64: of an edge list `[2, E]`, and of the result, the pointer of the rows, and of
     each edge its src, then its row. Returns the number of edges, or -1 for an id that is not that of a node.

@@ -14,11 +14,12 @@ ROWS = 6  # of a product that are computed at once: with two vectors of AVX2 eac
 
 @inline
 def _add(c: Any, at: int, values: Any, count: Any) -> None:
+    """Add a vector, or its first `count` numbers, to C."""
     store(c, at, load(c, at, LANES, count) + values, count)
 
 
 @inline
-def _six(a: Any, b: Any, c: Any, i: int, j: int, depth: int, down: int, across: int, width: int,
+def _six_rows(a: Any, b: Any, c: Any, i: int, j: int, depth: int, down: int, across: int, width: int,
          count: Any) -> None:  # fmt: skip
     """`ROWS` rows of a product from row i on, `LANES` columns from j on, the last `count` of them if not None."""
     one = splat(b, 0.0, LANES)
@@ -49,9 +50,9 @@ def multiply(a_: Any, transposed: bool, b_: Any, c_: Any, rows: int, depth: int)
         count = width - j
         for i in range(0, sixes, ROWS):
             if count >= LANES:
-                _six(a, b, c, i, j, depth, down, across, width, None)
+                _six_rows(a, b, c, i, j, depth, down, across, width, None)
             else:
-                _six(a, b, c, i, j, depth, down, across, width, count)
+                _six_rows(a, b, c, i, j, depth, down, across, width, count)
         for i in range(sixes, rows):
             total = splat(b, 0.0, LANES)
             for k in range(depth):
@@ -78,7 +79,7 @@ def linear(x: Any, weight: Any, bias: Any, out: Any, rows: int) -> None:
 @compiled
 def linear_back(grad: Any, x: Any, weight: Any, rows: int, grad_x: Any, grad_weight: Any, grad_bias: Any) -> None:
     """Add the gradients of `linear`, each unless it is empty."""
-    width, no = grad.size // max(rows, 1), rows < 0
+    width, no = grad.size // max(rows, 1), rows < 0  # a literal would be compiled for
     if grad_x.size:
         multiply(grad, no, weight, grad_x, rows, width)
     if grad_weight.size:
