@@ -150,7 +150,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     counts = num_src, num_dst, size, loops, count, num_dst * width
     options = *options, None if edge_attr is None else True, drop
     has_dst = dst is not None or tensors[7] is not None
-    regions = kernels.regions(counts, sizes, in_edge, has_dst, layer.concat, *options[3:])
+    regions = kernels.regions(counts, sizes, in_edge, has_dst, layer.concat, options[3:])
     call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
     out: Tensor = FewNode.apply(call, graph, *tensors)
     return out.to(rounded) if rounded is not None and parameters[9] is None else out  # a vector's scores are float32

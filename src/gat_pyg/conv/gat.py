@@ -308,7 +308,7 @@ class GATConv(AttentionConv):
         """Return the options of the kernels for few edges; None for a call that they do not compute."""
         if self.att_src is None or (edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self))):
             return None
-        return self.negative_slope, self.concat, self.fill_value == "mean", True, None
+        return self.negative_slope, self.concat, self.fill_value == "mean", True, None, None
 
 
 def _folded(att: Tensor, weight: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 The kernels get addresses: of the graph that `group` makes, of the tensors in the order of `numbers`, and of what is
 saved, `regions`. They are compiled for arguments that are True or None: with `halved` the scores are the paper's, with
-`scaled` the scaled product, else GATv2's; `edged` is with features of edges.
+`paired` GATv2's, with `scaled` the scaled product; `edged` is with features of edges. What is skipped for None is not
+compiled, but the branch for True always is, so that no branch of these has an `else`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ __all__ = ["backward", "drop_of", "forward", "group", "numbers", "regions"]
 
 @compiled
 def forward(
-    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, scaled: Any, edged: Any,
-    drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
+    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
+    edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
 ) -> None:  # fmt: skip
     """The output of the layer, and what `backward` reads."""
     (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
@@ -49,22 +50,21 @@ def forward(
         linear(x_dst, dst_map if dst_map.size else value_map, dst_bias, dst, num_dst)
     else:
         dst = value
+    if edged is not None:
+        if halved is not None:
+            folded(att_edge, edge_map, sizes, folds)
+            edge_map = folds
+        part = of_edges[: of_edges.size // (size + max(loops, 0)) * size]
+        linear(edge_attr, edge_map, skip_bias[:0], part, size)
+        fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
     if halved is not None:
         halves(value, att, sizes, s)
         halves(dst, att_dst, sizes, d)
-        if edged is not None:
-            folded(att_edge, edge_map, sizes, folds)
-            linear(edge_attr, folds, skip_bias[:0], of_edges[: size * sizes[0]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
         additive(rowptr, ends, sizes[0], slope, s, d, only_if(edged, of_edges), alpha)
-    else:
-        if edged is not None:
-            linear(edge_attr, edge_map, skip_bias[:0], of_edges[: size * sizes[0] * sizes[1]], size)
-            fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
-        if scaled is not None:
-            pair(rowptr, ends, sizes, slope, dst, key, only_if(edged, of_edges), None, alpha)
-        else:
-            pair(rowptr, ends, sizes, slope, dst, value, only_if(edged, of_edges), att, alpha)
+    if paired is not None:
+        pair(rowptr, ends, sizes, slope, dst, value, only_if(edged, of_edges), att, alpha)
+    if scaled is not None:
+        pair(rowptr, ends, sizes, slope, dst, key, only_if(edged, of_edges), None, alpha)
     softmax(rowptr, sizes[0], alpha)
     if drop is not None:
         draw_factors(drop, rows, sizes[0], k)
@@ -78,8 +78,9 @@ def forward(
 
 @compiled
 def backward(
-    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, scaled: Any, edged: Any,
-    drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int, grads_: Any,
+    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
+    edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int,
+    grads_: Any,
 ) -> None:  # fmt: skip
     """The gradients of all tensors that `grads_` has a place for; `work` is zeros, for the gradients of `regions`."""
     (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
@@ -115,18 +116,17 @@ def backward(
         additive_back(rowptr, ends, sizes[0], slope, s, d, of_edge, change, to_s, to_d, to_edge)
         halves_back(value, att, sizes, to_s, to_value, of_att)
         halves_back(dst, att_dst, sizes, to_d, to_dst, of_att_dst)
-    elif scaled is not None:
+    if scaled is not None:
         pair_back(rowptr, ends, sizes, slope, dst, key, of_edge, None, change, to_dst, to_key, to_edge, None)
-    else:
+    if paired is not None:
         pair_back(rowptr, ends, sizes, slope, dst, value, of_edge, att, change, to_dst, to_value, to_edge, to_att)
-        if of_att.size:
-            of_att[:] = to_att
+        for at in range(of_att.size):
+            of_att[at] = to_att[at]
     linear_back(to_value, x, value_map, num_src, of_x, of_value_map, of_value_bias)
     linear_back(to_key, x, key_map, num_src, of_x if key.size else of_x[:0], of_key_map, of_key_bias)
-    if has_dst and dst_map.size:
-        linear_back(to_dst, x_dst, dst_map, num_dst, of_x_dst, of_dst_map, of_dst_bias)
-    elif has_dst:
-        linear_back(to_dst, x_dst, value_map, num_dst, of_x_dst, of_value_map, of_dst_bias)
+    if has_dst:
+        map_, of_map = (dst_map, of_dst_map) if dst_map.size else (value_map, of_value_map)
+        linear_back(to_dst, x_dst, map_, num_dst, of_x_dst, of_map, of_dst_bias)
     linear_back(grad, x_dst, skip_map, num_dst, of_x_dst if skip_map.size else of_x_dst[:0], of_skip_map, of_skip_bias)
     if edged is not None:
         fill_loops(rowptr, rows, size, loops, mean, to_edges, yes)
@@ -146,13 +146,12 @@ def numbers(num_src: int, num_dst: int, size: int, row: int, out_size: int, feat
     return *inputs, *maps, row * in_dst, row, row * in_edge, out_size * in_dst, out_size, *(row,) * 3
 
 
-def regions(
-    counts: Any, sizes: Any, in_edge: int, has_dst: bool, concat: bool, halved: Any, scaled: Any, edged: Any, drop: Any
-) -> tuple[int, ...]:
+def regions(counts: Any, sizes: Any, in_edge: int, has_dst: bool, concat: bool, options: Any) -> tuple[int, ...]:
     """Return the numbers of elements of what is saved: values, keys, features of dst where these have their own, what
     the features of edges are mapped to, s, d, a W_e, alpha, k, the output of each head where the layer's is their mean,
     and the gradient of a."""
     (num_src, num_dst, size, loops, count, _), heads, row = counts, sizes[0], sizes[0] * sizes[1]
+    halved, _, scaled, edged, drop = options
     of_edges = (size + max(loops, 0)) * (heads if halved else row) if edged else 0
     score = (num_src * heads, num_dst * heads, heads * in_edge if edged else 0) if halved else (0, 0, 0)
     ends = num_src * row, num_src * row if scaled else 0, num_dst * row if has_dst else 0
