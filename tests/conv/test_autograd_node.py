@@ -5,12 +5,14 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
@@ -83,6 +85,18 @@ def in_dtype(dtype: torch.dtype, layer: Any, call: dict[str, Any]) -> None:
     call.update(x=call["x"].to(dtype), edge_attr=call["edge_attr"].to(dtype))
 
 
+def without_features(layer: Any, call: dict[str, Any]) -> None:
+    layer.in_channels, call["x"] = 0, call["x"][:, :0]
+    for parameter in layer.parameters():
+        if parameter.shape[1:] == (6,):
+            parameter.data = parameter.data[:, :0]
+
+
+def with_attribute(lin: Any) -> None:
+    del lin.bias
+    lin.bias = torch.ones(15).double()
+
+
 # A change of a layer or of the arguments of a call, and whether one node for few edges still computes it
 CALLS: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], bool]] = {
     "none": (lambda layer, call: None, True),
@@ -96,6 +110,12 @@ CALLS: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], bool]] = {
     "src alone": (lambda layer, call: call.update(x=(call["x"], None)), False),
     "one feature": (lambda layer, call: call.update(x=call["x"][:, :1].expand(-1, 6)), True),
     "negated": (lambda layer, call: call.update(x=torch._neg_view(call["x"])), True),
+    "another width of dst": (lambda layer, call: call.update(x=[call["x"], call["x"][:, :3]]), False),
+    "no features": (lambda layer, call: without_features(layer, call), False),
+    "NumPy's numbers": (lambda layer, call: vars(layer).update(heads=np.int32(3), concat=np.bool_(True)), True),
+    "a tensor": (lambda layer, call: vars(layer).update(negative_slope=torch.tensor(0.1)), True),
+    "bias as an attribute": (lambda layer, call: with_attribute(first_map(layer)), False),
+    "no vector": (lambda layer, call: [setattr(layer, name, None) for name in ("att", "att_dst", "lin_query")], False),
     "features of three axes": (lambda layer, call: call.update(edge_attr=call["edge_attr"].unsqueeze(2)), False),
     "one number": (lambda layer, call: call.update(edge_attr=torch.tensor(1.0)), False),
     "no tensor": (lambda layer, call: call.update(edge_attr=[1.0] * E), False),
@@ -149,6 +169,21 @@ def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.Mon
                 assert (one - other).norm() < 0.05 * other.norm(), case  # bfloat16 has eight bits
             else:
                 assert_close(here, there, msg=lambda text, case=case: f"{case}: {text}")
+
+
+@every_layer
+def test_gradients_read_no_memory_of_another_layout(name: str) -> None:
+    """Of what hooks return for the tensors that are saved, and of a gradient that another process computes."""
+    torch.manual_seed(0)
+    layer, edge_index = getattr(gat_pyg, name)(6, 5, heads=3).double(), torch.randint(0, N, (2, E))
+    x, grad = torch.randn(N, 6, dtype=torch.double, requires_grad=True), torch.randn(N, 15).double()
+    inputs = [x, *layer.parameters()]
+    out = layer(x, edge_index)
+    plain = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    assert_close(torch.autograd.grad(out, inputs, AsyncCollectiveTensor(grad)), plain)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: torch.stack([t, t], -1)[..., 0]):
+        out = layer(x, edge_index)
+    assert_close(torch.autograd.grad(out, inputs, grad), plain)
 
 
 @every_layer

@@ -74,7 +74,8 @@ class FewNode(Node):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
         (graph, saved, *tensors), call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
+        plain = type(grad) is Tensor and not torch.is_grad_enabled() and not in_forward_mode()
+        if not plain or torch._C._are_functorch_transforms_active():
             return None, None, *_by_many(call, graph, tensors, needs, grad)
         grad, work = grad.resolve_neg().contiguous(), grad.new_zeros(sum(call.regions))
         grads = [torch.empty_like(each) if needed else None for each, needed in zip(tensors, needs, strict=True)]
@@ -116,7 +117,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     if not _is_plain(layer, ends, edge_index, edge_attr) or layer._needs_messages(x, edge_index, edge_attr, False):
         return None
     parameters, options = _parameters(layer), layer._few_options(edge_attr)
-    if parameters is None or parameters[0] is None or options is None:
+    if parameters is None or options is None:
         return None
     rounded = None
     if torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64:  # float32 instead, rounded at the end
@@ -124,13 +125,15 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
         ends = [_widened(end) for end in ends]
     ends = [_in_order(end) for end in ends]
     src, end, dst = ends[0], ends[-1], ends[1] if len(ends) == 2 else None
-    size, num_src, num_dst, sizes = edge_index.size(1), src.size(0), end.size(0), (layer.heads, layer.out_channels)
+    size, num_src, num_dst = edge_index.size(1), src.size(0), end.size(0)
+    sizes = int(layer.heads), int(layer.out_channels)  # NumPy's integers are compiled for, each kind of them
     if edge_attr is not None:
         edge_attr = _in_order(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
     row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
     width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
+    in_dst = (src if parameters[4] is None else end).size(1)  # one map of both ends
     tensors = [src, dst, edge_attr, *parameters]
-    numbers = kernels.numbers(num_src, num_dst, size, row, width, (src.size(1), end.size(1), in_edge))
+    numbers = kernels.numbers(num_src, num_dst, size, row, width, (src.size(1), in_dst, in_edge))
     fitting = [t is None or _fits(t, number, src.dtype) for t, number in zip(tensors, numbers, strict=True)]
     if not all(fitting) or src.dtype not in _DTYPES:
         return None
@@ -170,7 +173,7 @@ def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
     width = layer.heads * layer.out_channels
     return (
         type(edge_index) is Tensor
-        and all([type(end) in _KINDS and end.dim() == 2 and end.numel() * width < PRODUCTS for end in ends])  # noqa: C419
+        and all([type(end) in _KINDS and end.dim() == 2 and 0 < end.numel() * width < PRODUCTS for end in ends])  # noqa: C419
         and (edge_attr is None or (type(edge_attr) in _KINDS and edge_attr.dim() in (1, 2)))
         and edge_index.dtype == torch.int64
         and edge_index.layout == torch.strided
@@ -188,6 +191,7 @@ def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
         and not in_forward_mode()
         and not torch._C._len_torch_dispatch_stack()
         and not _has_any_global_hook()
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # which may change what is saved
         and missing_reason("cpu") is None
     )
 
@@ -202,7 +206,7 @@ def _parameters(layer: Any) -> list[Tensor | None] | None:
             own = attributes["_parameters"]
             if (
                 type(lin) is not Linear
-                or "weight" not in own
+                or not own.keys() >= {"weight", "bias"}
                 or "forward" in attributes
                 or attributes["_forward_hooks"]
                 or attributes["_forward_pre_hooks"]
@@ -215,7 +219,7 @@ def _parameters(layer: Any) -> list[Tensor | None] | None:
             values.append(own["weight"])
             if parts == 2:
                 values.append(own["bias"])
-        elif parts:
+        elif parts and name not in modules:
             values += [None] * parts
         elif name in parameters:
             values.append(parameters[name])

@@ -306,9 +306,11 @@ class GATConv(AttentionConv):
 
     def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
         """Return the options of the kernels for few edges; None for a call that they do not compute."""
-        if self.att_src is None or (edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self))):
+        if self.att_src is None or self.att_dst is None:
             return None
-        return self.negative_slope, self.concat, self.fill_value == "mean", True, None, None
+        if edge_attr is not None and (self.lin_edge is None or self.att_edge is None or not has_summed_loops(self)):
+            return None
+        return float(self.negative_slope), bool(self.concat), self.fill_value == "mean", True, None, None
 
 
 def _folded(att: Tensor, weight: Tensor) -> Tensor:

@@ -125,9 +125,9 @@ class GATv2Conv(AttentionConv):
 
     def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
         """Return the options of the kernels for few edges; None for a call that they do not compute."""
-        if edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self)):
+        if self.att is None or (edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self))):
             return None
-        return self.negative_slope, self.concat, self.fill_value == "mean", None, True, None
+        return float(self.negative_slope), bool(self.concat), self.fill_value == "mean", None, True, None
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         return gatv2_score(self, ends[1], edge_attr)

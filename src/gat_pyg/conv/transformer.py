@@ -184,7 +184,7 @@ class TransformerConv(AttentionConv):
         """Return the options of the kernels for few edges; None for a call that they do not compute."""
         if self.beta or not self.root_weight or (edge_attr is not None and self.lin_edge is None):
             return None
-        return max(self.out_channels, 1) ** -0.5, self.concat, False, None, None, True
+        return max(self.out_channels, 1) ** -0.5, bool(self.concat), False, None, None, True
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         _, query, key = ends

@@ -60,8 +60,8 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
         batched = [grad for grad in grads if grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad)]
-        if not batched:
-            return backward(ctx, *grads)
+        if not batched:  # a copy of a wrapper, as tensors of other processes have, is a tensor with memory
+            return backward(ctx, *[g if g is None or type(g) is Tensor else g.clone() for g in grads])
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         size = torch._remove_batch_dim(batched[0], level, 1, 0).size(0)
