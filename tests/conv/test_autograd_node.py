@@ -77,7 +77,7 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(
 
 
 def first_map(layer: Any) -> Any:
-    return layer.get_submodule(layer._FEW[0].removesuffix(".weight"))
+    return layer.get_submodule(layer._PARAMETERS[0].removesuffix(".weight"))
 
 
 def in_dtype(dtype: torch.dtype, layer: Any, call: dict[str, Any]) -> None:

@@ -12,20 +12,24 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..attention.fused import attend
 from ..attention.score import Operation
-from ..features.linear import is_large, product
+from ..features.linear import is_affine, is_large, product
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels
 from ..kernels.models import each_cotangent, in_forward_mode
+
+INPUTS = "x", "x_dst", "edge_attr"  # of a node, before the parameters of the layer
+KINDS = Tensor, Parameter
 
 
 class Affine(NamedTuple):
     """x W^T + b of tensors, in place of a `Linear`."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[N, F]` to `[N, F']`."""
@@ -46,21 +50,22 @@ class Plan(NamedTuple):
     layer: Any
     edges: Edges
     dropout: float
-    names: tuple[str, ...]  # names of the tensors, in order: x, x_dst, edge_attr, then the parameters
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
+        values = dict(zip((*INPUTS, *self.layer._PARAMETERS), tensors, strict=True))
         layer: Any = object.__new__(equations(self.layer.__class__))
         attributes = vars(layer)
         attributes.update(vars(self.layer))
-        attributes.update(zip(self.names, tensors, strict=True))
-        for name, at in _maps(self.names):
-            attributes[name] = Affine(*tensors[at : at + 2])
+        attributes.update(values)
+        for name, _, parts in slots(self.layer._PARAMETERS):
+            if parts and values[f"{name}.weight"] is not None:
+                attributes[name] = Affine(values[f"{name}.weight"], values.get(f"{name}.bias"))
         return layer
 
-    def compute(self, tensors: Sequence[Any], seed: Tensor | None, edge_weight: Tensor | None) -> Tensor:
-        """Compute the call by torch's operations and `attend`, which autograd differentiates."""
-        layer = self.bound(tensors)
+    def compute(self, seed: Tensor | None, tensors: Sequence[Any]) -> Tensor:
+        """Compute the call by torch's operations and `attend`, which autograd differentiates; w is the first tensor."""
+        edge_weight, layer = tensors[0], self.bound(tensors[1:])
         x, score, res = _describe(layer, self.edges.num_dst)
         out: Tensor = layer._finish(attend(Operation(x, score, self.edges, edge_weight, seed, self.dropout)), res)
         return out
@@ -80,9 +85,35 @@ def differentiated(compute: Any, tensors: Sequence[Tensor | None], needs: Sequen
 
 
 @functools.lru_cache
-def _maps(names: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Return the linear maps among a node's tensors, by name, with the position of the weight, before the bias."""
-    return [(name.removesuffix(".weight"), at) for at, name in enumerate(names) if name.endswith(".weight")]
+def slots(names: tuple[str, ...]) -> list[tuple[str, int, int]]:
+    """Return the places of linear maps, with 2 for a weight and a bias or 1 for a weight, and of vectors, with 0."""
+    places = {name.removesuffix(".weight"): at for at, name in enumerate(names) if name and not name.endswith(".bias")}
+    return [(name, at, (f"{name}.weight" in names) + (f"{name}.bias" in names)) for name, at in places.items()]
+
+
+def parameters_of(layer: Any) -> list[Any] | None:
+    """Return the parameters of a layer in the order of `_PARAMETERS`; None if a call depends on more."""
+    if (
+        layer.backend not in ("auto", "fused")
+        or layer.mechanism is not None
+        or torch._C._are_functorch_transforms_active()
+        or in_forward_mode()
+    ):
+        return None
+    names, modules, vectors = layer._PARAMETERS, layer._modules, layer._parameters
+    tensors = [None] * len(names)
+    for name, at, parts in slots(names):
+        value = modules[name] if name in modules else vectors[name] if name in vectors else getattr(layer, name)
+        if not parts:
+            tensors[at] = value
+        elif value is not None or name in modules:
+            if not is_affine(value) or not value._parameters.keys() >= {"weight", "bias"}:
+                return None
+            weight, bias = value._parameters["weight"], value._parameters["bias"]
+            if weight.size(0) != value.out_channels or (parts == 1 and bias is not None):
+                return None
+            tensors[at : at + parts] = (weight, bias)[:parts]
+    return tensors
 
 
 @functools.lru_cache
@@ -163,7 +194,7 @@ class LayerNode(Node):
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
         needs = ctx.needs_input_grad[2:]
-        layer, (_, edges, dropout, _) = plan.bound(tensors), plan
+        layer, (_, edges, dropout) = plan.bound(tensors), plan
         x, score, res = _describe(layer, edges.num_dst)
         kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
         keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
@@ -181,15 +212,13 @@ class LayerNode(Node):
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        _, edges, dropout, names = ctx.plan
+        layer, edges, dropout = ctx.plan
+        names = *INPUTS, *layer._PARAMETERS
         seed, edge_weight, *rest = ctx.saved_tensors
         tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
-            plan = ctx.plan
-            results = differentiated(
-                lambda views: plan.compute(views[1:], seed, views[0]), (edge_weight, *tensors), needs, grad
-            )
-            return None, None, *results
+            compute = functools.partial(ctx.plan.compute, seed)
+            return None, None, *differentiated(compute, (edge_weight, *tensors), needs, grad)
         grads = Grads(names, tensors, needs[1:])
         layer = ctx.plan.bound(tensors)
         x, *rest = rest

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter
 from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
@@ -20,7 +19,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
 from ..attention.fused import drop_edges, is_spent
-from ..attention.operation import Backend, attend, has_operator
+from ..attention.operation import attend, has_operator
 from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
@@ -28,11 +27,11 @@ from ..graph.remembered import _outside, is_traced
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
-from .autograd_node import Grads, LayerNode, Plan
+from .autograd_node import KINDS, Grads, LayerNode, Plan, parameters_of
 from .checks import check_call, check_features, check_names, check_options, full_size, graph_size, refuse_matrix
 from .few import run_few
 from .loops import features_with_loops, replace_loops, weights_with_loops
-from .mechanisms import ONE_END, is_affine
+from .mechanisms import ONE_END
 from .messages import Ends, MessageConv
 
 
@@ -46,8 +45,7 @@ class AttentionConv(MessageConv):
     - `_messages` computes the same from each edge's message, see `MessageConv`.
     """
 
-    _PARAMETERS: tuple[str, ...] = ()  # names of parameters and linear maps, in the order of their initialisation
-    _FEW: tuple[str, ...] = ()  # the same as the kernels for few edges take them, see `few`
+    _PARAMETERS: tuple[str, ...] = ()  # names in the order of the kernels for few edges, "" for those it has not
     _scores_both_ends = True  # x needs a dst, and edge_attr a projection
 
     def __init__(self, **kwargs: Any) -> None:
@@ -55,27 +53,18 @@ class AttentionConv(MessageConv):
         super().__init__(node_dim=0, **kwargs)
         self.mechanism: Any = None  # a module that scores the edges
 
-    def _set_options(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int,
-        concat: bool,
-        dropout: float,
-        edge_dim: int | None,
-        edge_dropout: float,
-        backend: Backend,
-    ) -> None:
+    def _set_options(self, *options: Any) -> None:
         """Check the options that all layers have, and set them."""
-        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
-        self.dropout, self.edge_dim, self.edge_dropout, self.backend = dropout, edge_dim, edge_dropout, backend
+        self.in_channels, self.out_channels, self.heads, self.concat, *others = options
+        self.dropout, self.edge_dim, self.edge_dropout, self.backend = others
         check_options(self)
 
     def reset_parameters(self) -> None:
         """Initialise every parameter again: weights as their linear map does, vectors Glorot uniform, biases zero."""
         super().reset_parameters()
-        for name in (*self._PARAMETERS, "mechanism"):
-            value: Any = getattr(self, name)
+        names = {name.partition(".")[0] for name in self._PARAMETERS}
+        values = [each for each in (*self._modules.items(), *self._parameters.items()) if each[0] in names]
+        for name, value in (*values, ("mechanism", self.mechanism)):
             if hasattr(value, "reset_parameters"):
                 value.reset_parameters()
             elif isinstance(value, Tensor):
@@ -119,12 +108,10 @@ class AttentionConv(MessageConv):
         traced, by_messages = is_traced(edge_index), self._needs_messages(x, edge_index, edge_attr, weights)
         tensors = None if weights or traced or by_messages else self._tensors(x, edge_attr)
         if tensors is not None:
-            rows = self._rows(x, edge_index, edge_attr, edge_weight, size, traced)
-            edges, tensors["edge_attr"], edge_weight = rows
+            edges, tensors[2], edge_weight = self._rows(x, edge_index, edge_attr, edge_weight, size, traced)
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
-            plan = Plan(self, edges, dropout, tuple(tensors))
-            return LayerNode.apply(plan, seed, edge_weight, *tensors.values())
+            return LayerNode.apply(Plan(self, edges, dropout), seed, edge_weight, *tensors)
 
         ends, res = self._project(x, size)
         if by_messages or (traced and not self._compiles(x, ends, edge_index, edge_attr)):
@@ -161,37 +148,21 @@ class AttentionConv(MessageConv):
                 edge_index, alpha = self._without_replaced(edge_index, edges, alpha)
         return (out, self._attention(edge_index, alpha)) if weights else out
 
-    def _tensors(self, x: Any, edge_attr: OptTensor) -> dict[str, OptTensor] | None:
-        """Return the inputs and parameters by name; None if the layer cannot be one autograd node of them."""
+    def _tensors(self, x: Any, edge_attr: OptTensor) -> list[Any] | None:
+        """Return the inputs and parameters; None if the layer cannot be one autograd node of them."""
         src, dst = (x, None) if isinstance(x, Tensor) else x
         if (
-            self.backend not in ("auto", "fused")
-            or src.dtype not in (torch.float32, torch.float64)
-            or torch._C._are_functorch_transforms_active()
-            or in_forward_mode()
+            src.dtype not in (torch.float32, torch.float64)
             or unsupported_reason(src) is not None
             or torch.is_autocast_enabled(src.device.type)
-            or self.mechanism is not None
             or (src is not x and dst is None)
+            or (parameters := parameters_of(self)) is None
         ):
             return None
-        tensors = {"x": src, "x_dst": dst, "edge_attr": edge_attr}
-        parameters, modules = self._parameters, self._modules  # getattr looks there last
-        for name in self._PARAMETERS:
-            value = parameters[name] if name in parameters else modules.get(name)
-            value = getattr(self, name) if value is None else value
-            if isinstance(value, Module):
-                if not is_affine(value):
-                    return None
-                tensors[f"{name}.weight"], tensors[f"{name}.bias"] = value.weight, value.bias
-            elif value is not None:
-                tensors[name] = value
-        for tensor in tensors.values():
-            if tensor is not None and (
-                tensor.dtype != src.dtype or tensor.layout != torch.strided or type(tensor) not in _KINDS
-            ):
-                return None
-        return tensors
+        tensors = [src, dst, edge_attr, *parameters]
+        present = [t for t in tensors if t is not None]
+        known = all(type(t) in KINDS and t.dtype == src.dtype and t.layout == torch.strided for t in present)
+        return tensors if known else None
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return True if a traced call gets the whole operation, rather than PyG's message passing.
@@ -314,9 +285,6 @@ class AttentionConv(MessageConv):
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
-
-
-_KINDS = (Tensor, Parameter)
 
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:

@@ -15,8 +15,8 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse
 
 from ..attention.operation import BACKENDS, check_devices
-from ..features.linear import Linear
-from .mechanisms import ONE_END, hooked
+from ..features.linear import Linear, hooked
+from .mechanisms import ONE_END
 
 
 def check_layer(heads: Any, out_channels: Any, dropout: Any) -> None:

@@ -1,21 +1,16 @@
 """A layer on few edges of a CPU: one autograd node, and one call of a kernel each way, with its linear maps.
 
-A layer names its parameters in the order of the kernels, `_FEW`; `_few_options` returns its options. A call that the
-kernels do not compute, and a derivative of a gradient, takes the way of many edges.
+A layer names its parameters in the order of the kernels, `_PARAMETERS`; `_few_options` returns its options. A call that
+the kernels do not compute, and a derivative of a gradient, takes the way of many edges.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.nn.modules.module import _has_any_global_hook
 
-from ..features.linear import Linear
 from ..graph.adjacency import _dropout_ids
 from ..graph.edges import Edges
 from ..graph.memory import memory
@@ -23,12 +18,12 @@ from ..graph.remembered import get_result
 from ..kernels.device import load_kernels, missing_reason
 from ..kernels.models import each_cotangent, in_forward_mode
 from ..philox import draw_seed, drops
-from .autograd_node import Node, Plan, differentiated
+from .autograd_node import KINDS, Node, Plan, differentiated, parameters_of
 from .loops import features_with_loops
 
 FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 PRODUCTS = 1 << 24  # the same of two numbers, in a linear map
-_KINDS, _DTYPES = (Tensor, Parameter), (torch.float32, torch.float64)
+_DTYPES = torch.float32, torch.float64
 
 
 class Call(NamedTuple):
@@ -92,21 +87,13 @@ def _addresses(tensors: Any) -> tuple[int, ...]:
 def _by_many(call: Call, graph: Tensor, tensors: list[Any], needs: Any, grad: Tensor) -> list[Tensor | None]:
     """Return the gradients, by the way of many edges, which can be differentiated."""
     layer, edges, (num_src, num_dst, size, loops, *_) = call.layer, call.edges(graph), call.counts
-    names = "x", "x_dst", "edge_attr", *layer._FEW
 
     def compute(views: list[Any]) -> Tensor:
-        by_name = dict(zip(names, views, strict=True))
-        inputs = {name: by_name[name] for name in names[:3]}
-        if loops >= 0 and inputs["edge_attr"] is not None:
-            index = edges.index[:, :size]
-            inputs["edge_attr"] = features_with_loops(layer, index, inputs["edge_attr"], num_src, num_dst, edges)
-        for name in names[3:]:
-            if by_name[name] is not None and not name.endswith(".bias"):
-                inputs[name] = by_name[name]
-                if name.endswith(".weight"):
-                    bias = name.replace("weight", "bias")
-                    inputs[bias] = by_name.get(bias)
-        return Plan(layer, edges, call.dropout, tuple(inputs)).compute(list(inputs.values()), call.seed, None)
+        x, x_dst, edge_attr, *parameters = views
+        if loops >= 0 and edge_attr is not None:
+            edge_attr = features_with_loops(layer, edges.index[:, :size], edge_attr, num_src, num_dst, edges)
+        plan = Plan(layer, edges, call.dropout)
+        return plan.compute(call.seed, [None, x, x_dst, edge_attr, *parameters])
 
     return differentiated(compute, tensors, needs, grad)
 
@@ -116,19 +103,19 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     ends = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x,)
     if not _is_plain(layer, ends, edge_index, edge_attr) or layer._needs_messages(x, edge_index, edge_attr, False):
         return None
-    parameters, options = _parameters(layer), layer._few_options(edge_attr)
-    if parameters is None or options is None:
+    parameters = parameters_of(layer)
+    if parameters is None or (edge_attr is not None and not _maps_edges(layer)):
         return None
-    rounded = None
-    if torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64:  # float32 instead, rounded at the end
-        rounded, edge_attr = torch.get_autocast_dtype("cpu"), _widened(edge_attr)
-        ends = [_widened(end) for end in ends]
-    ends = [_in_order(end) for end in ends]
+    options: Any = layer._few_options(*parameters[9:])
+    if options is None:
+        return None
+    widens = torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64  # to float32, rounded at the end
+    ends = [_in_order(end, widens) for end in ends]
     src, end, dst = ends[0], ends[-1], ends[1] if len(ends) == 2 else None
     size, num_src, num_dst = edge_index.size(1), src.size(0), end.size(0)
     sizes = int(layer.heads), int(layer.out_channels)  # NumPy's integers are compiled for, each kind of them
     if edge_attr is not None:
-        edge_attr = _in_order(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
+        edge_attr = _in_order(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr, widens)
     row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
     width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
     in_dst = (src if parameters[4] is None else end).size(1)  # one map of both ends
@@ -140,7 +127,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
 
     loops = min(num_src, num_dst) if layer.add_self_loops else -1
     graph = edge_index.new_empty(num_dst + 1 + 2 * (size + max(loops, 0)))
-    memories, index = _memories(src.dtype), edge_index.contiguous()
+    memories, index = (memory(torch.int64), memory(src.dtype)), edge_index.contiguous()
     count = kernels.group(memories[0], index.data_ptr(), size, num_src, num_dst, loops, graph.data_ptr())
     dropout, seed, drop = layer.dropout if layer.training else 0.0, None, None
     if count < 0 or isinstance(dropout, Tensor):
@@ -151,21 +138,21 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
         seed = draw_seed(edge_index.device, dropout)
         drop = kernels.drop_of(seed, dropout)
     counts = num_src, num_dst, size, loops, count, num_dst * width
-    options = *options, None if edge_attr is None else True, drop
+    slope, *scores = options
+    kind = *scores, None if edge_attr is None else True, drop
     has_dst = dst is not None or tensors[7] is not None
-    regions = kernels.regions(counts, sizes, in_edge, has_dst, layer.concat, options[3:])
-    call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, (memories, counts, sizes, *options))
+    regions = kernels.regions(counts, sizes, in_edge, has_dst, layer.concat, kind)
+    arguments = memories, counts, sizes, float(slope), bool(layer.concat), layer.fill_value == "mean", *kind
+    call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, arguments)
     out: Tensor = FewNode.apply(call, graph, *tensors)
-    return out.to(rounded) if rounded is not None and parameters[9] is None else out  # a vector's scores are float32
+    rounds = widens and parameters[9] is None  # a vector's scores are float32
+    return out.to(torch.get_autocast_dtype("cpu")) if rounds else out
 
 
-def _in_order(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements lie in order in memory."""
+def _in_order(tensor: Tensor, widens: bool) -> Tensor:
+    """Return a tensor whose elements lie in order in memory, and a narrow one in float32 if `widens`."""
+    tensor = tensor.float() if widens and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     return tensor.resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
-
-
-def _widened(tensor: Any) -> Any:
-    return tensor.float() if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
@@ -173,8 +160,8 @@ def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
     width = layer.heads * layer.out_channels
     return (
         type(edge_index) is Tensor
-        and all([type(end) in _KINDS and end.dim() == 2 and 0 < end.numel() * width < PRODUCTS for end in ends])  # noqa: C419
-        and (edge_attr is None or (type(edge_attr) in _KINDS and edge_attr.dim() in (1, 2)))
+        and all([type(end) in KINDS and end.dim() == 2 and 0 < end.numel() * width < PRODUCTS for end in ends])  # noqa: C419
+        and (edge_attr is None or (type(edge_attr) in KINDS and edge_attr.dim() in (1, 2)))
         and edge_index.dtype == torch.int64
         and edge_index.layout == torch.strided
         and edge_index.is_cpu
@@ -182,66 +169,19 @@ def _is_plain(layer: Any, ends: Any, edge_index: Any, edge_attr: Any) -> bool:
         and edge_index.dim() == 2
         and edge_index.size(0) == 2
         and 0 < edge_index.size(1) * width < FEW
-        and layer.backend in ("auto", "fused")
         and layer.flow == "source_to_target"
-        and layer.mechanism is None
         and layer.explain is not True
         and not (layer.training and layer.edge_dropout > 0.0)
-        and not torch._C._are_functorch_transforms_active()
-        and not in_forward_mode()
         and not torch._C._len_torch_dispatch_stack()
-        and not _has_any_global_hook()
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # which may change what is saved
         and missing_reason("cpu") is None
     )
 
 
-def _parameters(layer: Any) -> list[Tensor | None] | None:
-    """Return the parameters of a layer in the order of its kernels; None if it has others."""
-    parameters, modules, values = layer._parameters, layer._modules, []
-    for name, parts in _slots(layer._FEW):
-        lin = modules.get(name)
-        if lin is not None:
-            attributes = vars(lin)
-            own = attributes["_parameters"]
-            if (
-                type(lin) is not Linear
-                or not own.keys() >= {"weight", "bias"}
-                or "forward" in attributes
-                or attributes["_forward_hooks"]
-                or attributes["_forward_pre_hooks"]
-                or attributes["_backward_hooks"]
-                or attributes["_backward_pre_hooks"]
-                or own["weight"].size(0) != attributes["out_channels"]
-                or (parts == 1 and own["bias"] is not None)
-            ):
-                return None
-            values.append(own["weight"])
-            if parts == 2:
-                values.append(own["bias"])
-        elif parts and name not in modules:
-            values += [None] * parts
-        elif name in parameters:
-            values.append(parameters[name])
-        else:
-            return None
-    return values
-
-
-@functools.cache
-def _slots(names: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Return the linear maps, with 2 for a weight and a bias, 1 for a weight or nothing, and the vectors, with 0."""
-    slots = {}
-    for at, name in enumerate(names):
-        module, _, part = name.partition(".")
-        slots[module or str(at)] = 2 if part == "bias" else 1 if part or not name else 0
-    return [*slots.items()]
-
-
 def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
     """Return True for a tensor of so many elements that lie in order in memory."""
     return (
-        type(tensor) in _KINDS
+        type(tensor) in KINDS
         and tensor.dtype == dtype
         and tensor.is_cpu
         and tensor.layout == torch.strided
@@ -252,14 +192,8 @@ def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
     )
 
 
-def has_summed_loops(layer: Any) -> bool:
-    """Return True unless added loops have other features than the sum or mean of those of the edges."""
-    return not layer.add_self_loops or (
-        isinstance(layer.fill_value, str) and layer.fill_value in ("mean", "add", "sum")
-    )
-
-
-@functools.cache
-def _memories(dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the memory of ids and of features, of which the kernels get addresses."""
-    return memory(torch.int64), memory(dtype)
+def _maps_edges(layer: Any) -> bool:
+    """Return True if a layer has a map of the features of edges, and loops without any, or with their sum or mean."""
+    fill = layer.fill_value
+    is_summed = not layer.add_self_loops or (isinstance(fill, str) and fill in ("mean", "add", "sum"))
+    return layer.lin_edge is not None and is_summed

@@ -22,7 +22,6 @@ from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .autograd_node import Grads
 from .base import AttentionConv
-from .few import has_summed_loops
 from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, unrounded
 from .messages import Ends
 
@@ -82,11 +81,6 @@ class GATConv(AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
-    _FEW = (
-        *("lin.weight", "", "", "", "lin_dst.weight", "", "lin_edge.weight", "res.weight", "bias"),
-        *("att_src", "att_dst", "att_edge"),
-    )
-    _PARAMETERS = "lin", "lin_src", "lin_dst", "lin_edge", "res", "att_src", "att_dst", "att_edge", "bias"
     _scores_both_ends = False
     accepts_size = True  # `size` may declare fewer dst than x has rows
 
@@ -122,7 +116,6 @@ class GATConv(AttentionConv):
         else:
             self.lin_src = glorot_linear(in_channels[0], heads * out_channels)
             self.lin_dst = glorot_linear(in_channels[1], heads * out_channels)
-            self._FEW = "lin_src.weight", *self._FEW[1:]
 
         self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
         self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
@@ -135,6 +128,10 @@ class GATConv(AttentionConv):
         self.res = glorot_linear(dst_channels, total_channels) if residual else None
         self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
         self.reset_parameters()
+
+    @property
+    def _PARAMETERS(self) -> tuple[str, ...]:  # type: ignore[override]  # noqa: N802
+        return _ONE_MAP if "lin" in self._modules else _TWO_MAPS
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # PyG up to 2.4 stored the one W of a layer for one node type twice, as lin_src and lin_dst.
@@ -304,13 +301,17 @@ class GATConv(AttentionConv):
             grads["att_src"], grads["att_dst"] = of_both[:1], of_both[1:]
         _edge_term_back(of_edge, H, grads)
 
-    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
-        """Return the options of the kernels for few edges; None for a call that they do not compute."""
-        if self.att_src is None or self.att_dst is None:
+    def _few_options(self, att_src: OptTensor, att_dst: OptTensor, att_edge: OptTensor) -> tuple[Any, ...] | None:
+        if att_src is None or att_dst is None or (att_edge is None and self.lin_edge is not None):
             return None
-        if edge_attr is not None and (self.lin_edge is None or self.att_edge is None or not has_summed_loops(self)):
-            return None
-        return float(self.negative_slope), bool(self.concat), self.fill_value == "mean", True, None, None
+        return self.negative_slope, True, None, None
+
+
+_TWO_MAPS = (
+    *("lin_src.weight", "", "", "", "lin_dst.weight", "", "lin_edge.weight", "res.weight", "bias"),
+    *("att_src", "att_dst", "att_edge"),
+)
+_ONE_MAP = "lin.weight", "", "", "", "", "", *_TWO_MAPS[6:]
 
 
 def _folded(att: Tensor, weight: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from ..attention.pair import GATv2
 from ..attention.score import Score
 from .autograd_node import Grads
 from .base import AttentionConv
-from .few import has_summed_loops
 from .mechanisms import dynamic_score, gatv2_score, glorot_linear
 from .messages import Ends
 
@@ -47,11 +46,10 @@ class GATv2Conv(AttentionConv):
         torch.Size([3, 16])
     """
 
-    _FEW = (
+    _PARAMETERS = (
         *("lin_l.weight", "lin_l.bias", "", "", "lin_r.weight", "lin_r.bias", "lin_edge.weight", "res.weight", "bias"),
         *("att", "", ""),
     )
-    _PARAMETERS = "lin_l", "lin_r", "lin_edge", "res", "att", "bias"
 
     def __init__(
         self,
@@ -123,11 +121,8 @@ class GATv2Conv(AttentionConv):
         alpha = softmax(score, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
-    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
-        """Return the options of the kernels for few edges; None for a call that they do not compute."""
-        if self.att is None or (edge_attr is not None and (self.lin_edge is None or not has_summed_loops(self))):
-            return None
-        return float(self.negative_slope), bool(self.concat), self.fill_value == "mean", None, True, None
+    def _few_options(self, att: OptTensor, *_: None) -> tuple[Any, ...] | None:
+        return None if att is None else (self.negative_slope, None, True, None)
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         return gatv2_score(self, ends[1], edge_attr)

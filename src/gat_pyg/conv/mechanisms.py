@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
 from ..attention.pair import Dot, GATv2
 from ..attention.score import Score, widened
-from ..features.linear import Linear
+from ..features.linear import Linear, hooked, is_affine
 from ..kernels.device import result_dtype
 from .autograd_node import Affine
 
@@ -207,21 +206,9 @@ def per_head(lin: Any, heads: int) -> Tensor:
     return lin.weight.view(heads, lin.weight.size(0) // heads, -1)
 
 
-def hooked(module: nn.Module) -> bool:
-    """Return True if a call of the module does not run the `forward` of its class alone."""
-    # `_has_any_global_hook` is private; torch's own compiler calls it, and global hooks have no public query
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
-
-
 def is_plain(lin: Any) -> bool:
     """Return True if a layer's linear map computes x W^T and nothing else, with a weight that is there."""
     return (type(lin) is Affine or is_affine(lin)) and lin.bias is None
-
-
-def is_affine(lin: Any) -> bool:
-    """Return True if a linear map computes x W^T + b and nothing else, with a weight that is there."""
-    return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
 
 def unrounded(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, remove_self_loops
 
+from ..features.linear import hooked
 from ..graph.remembered import _outside
 from ..philox import draw_kept, draw_seed
 from .checks import check_features, refuse_matrix
 from .loops import features_with_loops, replace_loops, weights_with_loops
-from .mechanisms import hooked, is_plain
+from .mechanisms import is_plain
 
 # The projected features of src `[N_src, H, C]` and of dst `[N_dst, H, C]`, then those of src that are scored, its keys
 Ends = tuple[Tensor, OptTensor, Tensor]
@@ -43,7 +44,7 @@ class MessageConv(MessagePassing):
             or type(aggregation) is not SumAggregation
             or hooked(aggregation)
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
-            or any([attributes[hooks] for hooks in _HOOKS])  # noqa: C419 - a list is faster
+            or any(map(attributes.get, _HOOKS))
             or self._overrides_a_step()
             or (edge_attr is not None and self.lin_edge is not None and not is_plain(self.lin_edge))
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))

@@ -53,11 +53,10 @@ class TransformerConv(AttentionConv):
         torch.Size([3, 16])
     """
 
-    _FEW = (
+    _PARAMETERS = (
         *("lin_value.weight", "lin_value.bias", "lin_key.weight", "lin_key.bias", "lin_query.weight", "lin_query.bias"),
-        *("lin_edge.weight", "lin_skip.weight", "lin_skip.bias", "", "", ""),
+        *("lin_edge.weight", "lin_skip.weight", "lin_skip.bias", "lin_beta.weight", "", ""),
     )
-    _PARAMETERS = "lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip", "lin_beta"
     _alpha: OptTensor
     _edge_weight: OptTensor
 
@@ -180,11 +179,8 @@ class TransformerConv(AttentionConv):
         self._alpha = alpha
         return F.dropout(alpha, p=self.dropout, training=self.training).unsqueeze(-1) * value_j
 
-    def _few_options(self, edge_attr: OptTensor) -> tuple[Any, ...] | None:
-        """Return the options of the kernels for few edges; None for a call that they do not compute."""
-        if self.beta or not self.root_weight or (edge_attr is not None and self.lin_edge is None):
-            return None
-        return max(self.out_channels, 1) ** -0.5, bool(self.concat), False, None, None, True
+    def _few_options(self, lin_beta: OptTensor, *_: None) -> tuple[Any, ...] | None:
+        return None if lin_beta is not None or not self.root_weight else (self.out_channels**-0.5, None, None, True)
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         _, query, key = ends
@@ -201,8 +197,6 @@ class TransformerConv(AttentionConv):
             beta = self.lin_beta(terms).sigmoid()
             of_gate = (grad * (skip - sums)).sum(1, keepdim=True) * beta * (1 - beta)
             grads["lin_beta.weight"] = of_gate.t().mm(terms)
-            if grads.needs["lin_beta.bias"]:
-                grads["lin_beta.bias"] = of_gate.sum(0)
             of_skip = beta * grad + of_gate * (w_skip - w_both)
             grad = (1 - beta) * grad + of_gate * (w_out + w_both)
         if self.root_weight:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn.dense.linear as dense
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from .products import sums
 from .sparse import SparseFeatures, is_sparse_features
@@ -31,6 +32,18 @@ class Linear(dense.Linear):  # type: ignore[misc]
             out = linear(SparseFeatures(x), self.weight.t())
             return out if self.bias is None else out + self.bias.to(out.dtype)
         return F.linear(x, self.weight, self.bias)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Return True if a call of the module does not run the `forward` of its class alone."""
+    # `_has_any_global_hook` is private; torch's own compiler calls it, and global hooks have no public query
+    before, after = module._forward_pre_hooks or module._backward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_hooks or "forward" in vars(module) or _has_any_global_hook())
+
+
+def is_affine(lin: Any) -> bool:
+    """Return True if a linear map computes x W^T + b and nothing else, with a weight that is there."""
+    return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
 
 def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
