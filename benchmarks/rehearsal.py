@@ -80,7 +80,9 @@ CUDA: dict[str, Any] = {
 def begin() -> None:
     """Replace the GPU in this process."""
     from gat_pyg import data
+    from gat_pyg.conv import few, loops
     from gat_pyg.data.named import citation, proteins
+    from gat_pyg.features import gpu as features
     from gat_pyg.graph import edges
     from gat_pyg.kernels import device
     from gat_pyg.kernels.gpu import rows
@@ -100,6 +102,8 @@ def begin() -> None:
     edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
     edges.is_remote = lambda tensor: True  # type: ignore[assignment]
     device.FILES["cpu"] = "gpu"
+    few.FEW = 0  # a layer in one call is for a CPU alone, as is this sum
+    features.with_loops = lambda x, *rest: torch.cat([x, loops._sums_of_edges(rest[0], x, *rest[1:])])
     assert hasattr(cuda_graphs.CudaGraphs, "_obstacle")
     cuda_graphs.CudaGraphs._obstacle = lambda self, module: None  # type: ignore[method-assign,assignment]
     cuda_graphs._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here

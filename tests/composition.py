@@ -28,7 +28,9 @@ def compose_once() -> None:
     """
     Hydra.get_mode = lambda self, config_name, overrides: None
     omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf._utils.parse)
-    omegaconf._utils.get_yaml_loader = cache(omegaconf._utils.get_yaml_loader)
+    for module in (omegaconf._utils, omegaconf.omegaconf):  # its home until 2.3, and where 2.4 looks it up
+        if hasattr(module, "get_yaml_loader"):
+            module.get_yaml_loader = cache(module.get_yaml_loader)
     config_repository.copy = SimpleNamespace(deepcopy=copy)  # for its list of sources is replaced, not changed
     parsed = cache(load)
     omegaconf.omegaconf.yaml = SimpleNamespace(
