@@ -14,10 +14,12 @@ A finding is an error at the line of the kernel where it happens:
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
 import random
+import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +33,15 @@ RANGE = 48  # bits of the addresses of a tensor, which begins in their middle
 
 class FindingError(AssertionError):
     """What a kernel must not do."""
+
+
+def elements(kernel: Any) -> dict[str, list[str]]:
+    """Return the names of the elements of each argument that a kernel takes apart: of `a, b = argument`."""
+    names = {}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kernel)))):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and isinstance(node.targets[0], ast.Tuple):
+            names[node.value.id] = [ast.unparse(name) for name in node.targets[0].elts]
+    return names
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +128,16 @@ class Sanitizer:
             self.fail("its grid is too large for a GPU")
         self.arguments: list[Argument] = []
         storages: dict[int, Any] = {}
-        values = inspect.getcallargs(executor.fn, *args, **kwargs).items()
-        return (), {
-            name: self.argument(name, value, storages) if isinstance(value, Tensor) else value for name, value in values
-        }
+        values, names = inspect.getcallargs(executor.fn, *args, **kwargs), elements(executor.fn)
+        return (), {name: self.checked_argument(name, value, names, storages) for name, value in values.items()}
+
+    def checked_argument(self, name: str, value: Any, names: dict[str, Any], storages: dict[int, Any]) -> Any:
+        """Return an argument with addresses of its own for each tensor in it."""
+        if isinstance(value, tuple):
+            inner = getattr(value, "_fields", names.get(name))
+            items = [self.checked_argument(*item, names, storages) for item in zip(inner, value, strict=True)]
+            return value._make(items) if hasattr(value, "_make") else tuple(items)
+        return self.argument(name, value, storages) if isinstance(value, Tensor) else value
 
     def argument(self, name: str, tensor: Tensor, storages: dict[int, Any]) -> Argument:
         """Give a tensor its addresses; tensors that share a storage share the record of accesses."""

@@ -248,8 +248,9 @@ def test_dropout_is_philox(block: int, first: int) -> None:
     for models, each in ((1, 8), (1, 6), *((m, e) for m in (2, 3) for e in (1, 2, 3, 4, 8))):
         heads, seeds = models * each, SEEDS[:models]
         kept = torch.empty(4, heads, dtype=torch.bool, device=DEVICE)
-        grid, key, stack = (1, triton.cdiv(heads, block)), torch.tensor(seeds), rows.stack_arguments(models, heads)
-        draw._kept_kernel[grid](key.to(DEVICE), ids, kept, 4, -1 << 31, 2.0, **stack, BLOCK_E=4, BLOCK_H=block)
+        grid, sizes = (1, triton.cdiv(heads, block)), rows.stacked(models, heads, BLOCK_E=4, BLOCK_H=block)
+        drop = draw.Dropout(torch.tensor(seeds, device=DEVICE), ids, 2.0)
+        draw._kept_kernel[grid](kept, 4, drop, -1 << 31, **sizes)
         expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1) > 0
         assert torch.equal(kept.cpu(), expected), f"{models}x{each}"
 
@@ -292,9 +293,9 @@ def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: py
         src.copy_(apart["score_src"])
         dst.copy_(apart["score_dst"])
         sliced = {**apart, "score_src": src, "score_dst": dst}
-        arguments = additive._scores(torch.Size(), score_of(sliced))
-        assert arguments["STRIDE"] == (2 * heads if limit else None)
-        assert (arguments["p_score_src"] is src) == (arguments["p_score_dst"] is dst) == bool(limit)
+        (read_src, read_dst, _), stride = additive._terms(torch.Size(), score_of(sliced))
+        assert stride == (2 * heads if limit else None)
+        assert (read_src is src) == (read_dst is dst) == bool(limit)
         key = torch.tensor(SEED, device=DEVICE)
         for saved in (True, False):
             one, other = (

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,8 +14,10 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
-from gat_pyg.kernels.gpu import FP_FUSION, rows  # noqa: E402
+from gat_pyg.attention.steps import gpu as steps  # noqa: E402
+from gat_pyg.kernels.gpu import FP_FUSION, draw, rows  # noqa: E402
 from tests.attention.test_gpu import MODULES, compiles  # noqa: E402
+from tests.sanitizer import elements  # noqa: E402
 
 weekly = pytest.mark.weekly
 
@@ -25,55 +27,56 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 OTHERS = [80, 100, 120]  # for which the cases are compiled that take most
 ARCHITECTURES = pytest.mark.parametrize("sm", [90, *(pytest.param(sm, marks=weekly) for sm in OTHERS)])
 
-FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
+FORWARD = "x score_src score_dst ptr ends ids out lse out_plus mass_plus"
 CHUNKS = "chunk_row chunk_start chunks"
 KERNELS = {
     "forward": ("_forward_kernel", FORWARD),
     "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed dropout_ids {CHUNKS} chunks_h"),
-    "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src out lse"),
-    "forward, product": ("_forward_kernel", "x x_dst ptr src out lse"),
+    "forward, GATv2": ("_forward_kernel", "x x_dst att ptr ends out lse"),
+    "forward, product": ("_forward_kernel", "x x_dst ptr ends out lse"),
     "forward, weights": ("_forward_kernel", f"{FORWARD} edge_weight"),
-    "forward, GATv2 with features": ("_forward_kernel", "x x_dst att lin edge_attr ptr src perm out lse"),
+    "forward, GATv2 with features": ("_forward_kernel", "x x_dst att lin edge_attr ptr ends ids out lse"),
     "forward, product with keys and features": (
         "_forward_kernel",
-        "x x_dst key query_edge edge_attr ptr src perm out out_edge lse",
+        "x x_dst key query_edge edge_attr ptr ends ids out out_edge lse",
     ),
-    "backward": ("_backward_kernel", "grad x score_src dst_terms ptr dst grad_x grad_src"),
+    "backward": ("_backward_kernel", "grad x score_src dst_terms ptr ends grad_x grad_src"),
     "backward, dropout and long rows": (
         "_backward_kernel",
-        f"grad x score_src dst_terms g ptr dst place seed dropout_ids grad_x {CHUNKS}",
+        f"grad x score_src dst_terms g ptr ends ids seed dropout_ids grad_x {CHUNKS}",
     ),
     "backward of dst, GATv2": (
         "_backward_dst_kernel",
-        "grad x x_dst att out lse weights signs ptr src grad_x_dst grad_att",
+        "grad x x_dst att out lse weights signs ptr ends grad_x_dst grad_att",
     ),
-    "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
-    "backward of src, GATv2": ("_backward_src_kernel", "grad att weights signs ptr dst place grad_x"),
+    "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr ends grad_x_dst"),
+    "backward of src, GATv2": ("_backward_src_kernel", "grad att weights signs ptr ends ids grad_x"),
     "backward, weights": (
         "_backward_kernel",
-        "grad x score_src dst_terms edge_weight ptr dst edge_ids grad_x grad_src grad_weight",
+        "grad x score_src dst_terms edge_weight ptr ends edge_ids grad_x grad_src grad_weight",
     ),
     "backward of dst, GATv2 with features": (
         "_backward_dst_kernel",
-        "grad x x_dst att lin edge_attr out lse weights signs ptr src perm grad_x_dst grad_att",
+        "grad x x_dst att lin edge_attr out lse weights signs ptr ends ids grad_x_dst grad_att",
     ),
     "backward of dst, product with keys and features": (
         "_backward_dst_kernel",
-        "grad grad_out_edge x x_dst key query_edge edge_attr out lse weights ptr src perm grad_x_dst sums_edge",
+        "grad grad_out_edge x x_dst key query_edge edge_attr out lse weights ptr ends ids grad_x_dst sums_edge",
     ),
-    "backward of src, product with keys": ("_backward_src_kernel", "grad x_dst weights ptr dst place grad_x grad_key"),
-    "backward of src, product": ("_backward_src_kernel", "grad x_dst weights ptr dst place grad_x"),
+    "backward of src, product with keys": ("_backward_src_kernel", "grad x_dst weights ptr ends ids grad_x grad_key"),
+    "backward of src, product": ("_backward_src_kernel", "grad x_dst weights ptr ends ids grad_x"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many
     "backward of dst, GATv2 with dropout": (
         "_backward_dst_kernel",
-        "grad x x_dst att out lse weights signs ptr src seed dropout_ids grad_x_dst grad_att",
+        "grad x x_dst att out lse weights signs ptr ends seed dropout_ids grad_x_dst grad_att",
     )
 }
 OF_X = {"x", "x_dst", "key", "att", "lin", "edge_attr", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "grad_key"}
 OF_X |= {"values", "weight"}
-IDS = {"src", "dst", "place", "perm", "edge_ids", "dropout_ids", "col"}
+IDS = {"ends", "dst", "perm", "edge_ids", "ids", "dropout_ids", "col", "place"}
+TUPLES = {"csr": rows.CSR, "drop": draw.Dropout, "pair": steps.Pair, "SIZES": rows.Sizes}
 INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
 INTEGERS |= dict.fromkeys(("num_items", "num_edges", "attr_stride", "grad_stride"), "i32")
 INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride", "x_stride"), "i32")
@@ -111,25 +114,31 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         divisible: tuple[str, ...] = (),
         **constants: int | str | None,
     ) -> Compiled:
-        kernels = [getattr(module, name) for module in MODULES if hasattr(module, name)]
-        kernel = next(
-            kernel for kernel in kernels if {f"p_{pointer}" for pointer in passed.split()} <= {*kernel.arg_names}
-        )
-        signature, values, aligned = {}, {}, {}
-        constants = {"STRIDE": None, "X_STRIDE": None} | constants
-        numbers = INTEGERS | ({"threshold": "i32"} if p == "number" else {"threshold": "*i64", "keep_scale": "*fp32"})
-        for place, argument in enumerate(kernel.arg_names):
+        kernel = next(getattr(module, name) for module in MODULES if hasattr(module, name))
+        values, aligned, pointers, missing = {}, {}, {f"p_{pointer}" for pointer in passed.split()}, object()
+        others = dict.fromkeys(IDS, "i32") | dict.fromkeys(WIDE_IDS, "i64") | {"kept": "i1", "signs": "u8"}
+        numbers = INTEGERS | ({"threshold": "i32"} if p == "number" else {"threshold": "*i64", "scale": "*fp32"})
+
+        def type_of(argument: str, *path: int) -> Any:
+            """Return the type of an argument, a tuple for that of several; note what is constant or aligned."""
+            inner = TUPLES.get(argument) or elements(kernel.fn).get(argument)
+            if inner is not None:
+                types = [type_of(each, *path, place) for place, each in enumerate(getattr(inner, "_fields", inner))]
+                return inner._make(types) if hasattr(inner, "_make") else tuple(types)
+            constant = constants.get(argument, None if argument.isupper() else missing)
+            if constant is not missing or (argument.startswith("p_") and argument not in pointers):
+                values[path] = None if constant is missing else constant
+                return "constexpr"
+            if argument in pointers:
+                pointers.remove(argument)
+            if argument.startswith("p_") or argument in divisible:
+                aligned[path] = [["tt.divisibility", 16]]
             pointer = argument.removeprefix("p_")
-            if argument in constants or (argument.startswith("p_") and pointer not in passed.split()):
-                signature[argument], values[(place,)] = "constexpr", constants.get(argument)
-            elif argument.startswith("p_"):
-                others = dict.fromkeys(IDS, "i32") | dict.fromkeys(WIDE_IDS, "i64") | {"kept": "i1", "signs": "u8"}
-                element = dtype if pointer in OF_X else others.get(pointer, "fp32")
-                signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
-            else:
-                signature[argument] = numbers.get(argument, "fp32")
-                if argument in divisible:
-                    aligned[(place,)] = [["tt.divisibility", 16]]
+            element = dtype if pointer in OF_X else others.get(pointer, "fp32")
+            return f"*{element}" if argument.startswith("p_") else numbers.get(argument, "fp32")
+
+        signature = {argument: type_of(argument, place) for place, argument in enumerate(kernel.arg_names)}
+        assert not pointers, f"{name} has no {pointers}"
         source = ASTSource(kernel, signature, values, aligned)
         options = {"num_warps": num_warps, "enable_fp_fusion": FP_FUSION}
         compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
@@ -267,15 +276,15 @@ def assert_compiled_well(
 
 
 TERMS = "score_src score_edge dst_terms"
-MEMORY = f"{TERMS} g ptr dst place edge_ids grad_src grad_edge {CHUNKS}"
+MEMORY = f"{TERMS} g ptr ends ids edge_ids grad_src grad_edge {CHUNKS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
     "merge": ("_merge_kernel", "chunks chunks_h rows first out lse out_plus mass_plus", TILE),
     "mean": ("_mean_kernel", "grad out out_plus mass_plus dst_terms grad_dst", TILE),
-    "mean of g": ("_segment_mean_kernel", f"g {TERMS} ptr src perm grad_dst", TILE),
+    "mean of g": ("_segment_mean_kernel", f"g {TERMS} ptr ends ids grad_dst", TILE),
     "mean of g, long rows": (
         "_segment_mean_kernel",
-        f"g {TERMS} ptr src perm rows grad_dst",
+        f"g {TERMS} ptr ends ids rows grad_dst",
         {**TILE, "BLOCK_E": 512, "num_warps": 8},
     ),
     "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),
@@ -320,7 +329,7 @@ def test_no_spills_in_the_gradient_of_parameters(
     sm: int, each: int, channels: int, size: int, compile_kernel: Compile
 ) -> None:
     """Of float32, the widest, for any number of features of an edge; the loop over edges counts in int64."""
-    constants = {"models": None, "EACH": each, "C": channels, "D": size, "BLOCK_E": 32, "BLOCK_W": 64}
+    constants = {"models": None, "EACH": each, "C": channels, "D": size, "BLOCK_E": 32, "BLOCK_C": 64}
     constants |= {"BLOCK_D": pair_edges.BLOCK_D, "num_warps": pair_edges.WARPS}
     code = compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants)
     assert_fits(code, sm)
@@ -330,7 +339,7 @@ def test_no_spills_in_the_gradient_of_parameters(
 @compiles
 @pytest.mark.parametrize("sm", [86, *(pytest.param(sm, marks=weekly) for sm in SHARED if sm != 86)])
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
-    passed = "grad x_dst weights ptr dst place grad_x"  # of all kernels the one with most to hold
+    passed = "grad x_dst weights ptr ends ids grad_x"  # of all kernels the one with most to hold
     for channels in (1024, 2048, 4096):
         tile = rows.tile_for(1, 1, channels, 1000)
         constants = {
@@ -387,7 +396,7 @@ SUMS = "values weight ptr col out"
 @pytest.mark.parametrize("given", [SUMS, f"{SUMS} seed", f"{SUMS} seed place"])
 def test_sums_over_non_zeros_are_compiled_well(given: str, dtype: str, sm: int, compile_kernel: Compile) -> None:
     for channels, block_k in ((1, 32), (16, 32), (64, 16), (500, 4)):
-        blocks = {"D": channels, "BLOCK_K": block_k, "BLOCK_D": min(256, triton.next_power_of_2(channels))}
+        blocks = {"C": channels, "BLOCK_E": block_k, "BLOCK_C": min(256, triton.next_power_of_2(channels))}
         code = compile_kernel("_weighted_rows_kernel", given, dtype, sm=sm, num_warps=1, **blocks)
         assert_fits(code, sm)
         assert channels != 64 or re.search(r"\bLDG\.E(?:\.\w+)*?\.128\b", code.sass)

@@ -62,10 +62,10 @@ FAULTS: dict[str, tuple[Any, str, str, str, Callable[[], Any], str]] = {
     "ids beyond the last edge": (
         steps,
         "_forward_kernel",
-        "tl.load(p_src + start + o_e, mask=m_e, other=0)",
-        "tl.load(p_src + start + o_e)",
+        "tl.load(csr.p_ends + start + o_e, mask=m_e, other=0)",
+        "tl.load(csr.p_ends + start + o_e)",
         lambda: run(ADDITIVE),
-        r"_forward_kernel.*loads element \d+ of p_src, which has 25",
+        r"_forward_kernel.*loads element \d+ of p_ends, which has 25",
     ),
     "the other half of strided rows": (
         steps,

@@ -10,18 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu import FP_FUSION
-from ..kernels.gpu.draw import draw, drop_arguments, limits
-from ..kernels.gpu.rows import edge_id, offset
+from ..kernels.gpu.draw import draw, drop_arguments, limits, word
+from ..kernels.gpu.rows import compiled_for, edge_id, offset
 
 
 @triton.jit(do_not_specialize=["threshold"])
-def _keep_kernel(p_seed, p_dropout_ids, p_x, p_out, size, x_stride, threshold, keep_scale, BLOCK: tl.constexpr):
+def _keep_kernel(p_x, p_out, size, x_stride, drop, threshold, BLOCK: tl.constexpr):
     """k, or x k, of `size` numbers of each model, as of four heads and size / 4 edges; `x_stride` is 0 for one x."""
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    i_edge = edge_id(p_dropout_ids, i_four, i_four * 4 < size)
-    threshold, keep_scale = limits(threshold, keep_scale, i_model)
-    b_out = draw(p_seed + i_model, i_edge, threshold, keep_scale, None, 4, BLOCK, 4)
+    i_edge = edge_id(drop.p_dropout_ids, i_four, i_four * 4 < size)
+    threshold, scale = limits(threshold, drop.scale, i_model)
+    b_out = draw(drop.p_seed + i_model, i_edge, threshold, scale, None, 4, BLOCK, 4)
     o_out = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
     if p_x is not None:
         b_out *= tl.load(p_x + i_model * x_stride + o_out, mask=o_out < size, other=0.0).to(tl.float32)
@@ -47,12 +47,11 @@ def drop(x: Tensor, seed: Tensor, dropout: float | Tensor) -> Tensor:
     return out
 
 
-def _launch(out: Tensor, seed: Tensor, size: int, drop: dict[str, Any], p_x: Tensor | None, x_stride: int) -> None:
+def _launch(out: Tensor, seed: Tensor, size: int, drop: dict[str, Any], x: Tensor | None, x_stride: int) -> None:
     if out.numel():
-        options = {"BLOCK": 256, "enable_fp_fusion": FP_FUSION}
-        arguments = {"p_x": p_x, "x_stride": x_stride, **drop, **options}
+        grid, options = (triton.cdiv(size, 1024), 1, seed.numel()), {"BLOCK": 256, "enable_fp_fusion": FP_FUSION}
         with torch.cuda.device_of(seed):
-            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_out=out, size=size, **arguments)
+            _keep_kernel[grid](x, out, size, x_stride, **drop, **options)
 
 
 # Sums over the non-zeros of sparse matrices that share one pattern.
@@ -60,22 +59,7 @@ def _launch(out: Tensor, seed: Tensor, size: int, drop: dict[str, Any], p_x: Ten
 
 @triton.jit(do_not_specialize=["values_stride", "weight_rows", "seed_stride", "num_rows", "threshold"])
 def _weighted_rows_kernel(
-    p_values,
-    p_weight,
-    p_seed,
-    p_ptr,
-    p_col,
-    p_place,
-    p_out,
-    values_stride,
-    weight_rows,
-    seed_stride,
-    num_rows,
-    threshold,
-    keep_scale,
-    D: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    p_values, p_weight, pattern, p_out, values_stride, weight_rows, seed_stride, num_rows, drop, threshold, SIZES
 ):
     """For one row and one model: out_i = sum_k keep_k v_k W_col(k), `D` numbers, in the order of the non-zeros.
 
@@ -83,36 +67,33 @@ def _weighted_rows_kernel(
     k % 4 of Philox(seed; k // 4); with `p_place`, k is its place in the order that the values have. The weights of what
     is dropped are not read.
     """
+    p_ptr, p_col, p_place = pattern
     i_model, i_row = tl.program_id(0) // num_rows, tl.program_id(0) % num_rows
     i_model = i_model.to(tl.int64)
     p_values += i_model * values_stride
-    p_weight += offset(i_model * weight_rows, D)
-    o_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    m_d = o_d < D
+    p_weight += offset(i_model * weight_rows, SIZES.C)
+    o_c = tl.program_id(1) * SIZES.BLOCK_C + tl.arange(0, SIZES.BLOCK_C)
+    m_c = o_c < SIZES.C
     start, stop = tl.load(p_ptr + i_row), tl.load(p_ptr + i_row + 1)
-    if p_seed is not None:
-        b_seed = tl.load(p_seed + i_model * seed_stride)
-        threshold, keep_scale = limits(threshold, keep_scale, i_model * seed_stride)
+    if drop.p_seed is not None:
+        b_seed = tl.load(drop.p_seed + i_model * seed_stride)
+        threshold, scale = limits(threshold, drop.scale, i_model * seed_stride)
 
-    b_out = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)  # summed over the non-zeros at the end
-    for o_first in tl.range(start, stop, BLOCK_K):
-        o_k = o_first + tl.arange(0, BLOCK_K)
+    b_out = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_C], tl.float32)  # summed over the non-zeros at the end
+    for o_first in tl.range(start, stop, SIZES.BLOCK_E):
+        o_k = o_first + tl.arange(0, SIZES.BLOCK_E)
         m_k = o_k < stop
         i_col = tl.load(p_col + o_k, mask=m_k, other=0)
         i_k = edge_id(p_place, o_k, m_k)
         b_v = tl.load(p_values + i_k, mask=m_k, other=0.0).to(tl.float32)
-        if p_seed is not None:
-            i_four = (i_k // 4).to(tl.int64)
-            zero = tl.zeros([BLOCK_K], tl.uint32)
-            low, high = (i_four & 0xFFFFFFFF).to(tl.uint32), (i_four >> 32).to(tl.uint32)
-            w0, w1, w2, w3 = tl.philox(b_seed, low, high, zero, zero)
-            b_word = tl.where(i_k % 4 < 2, tl.where(i_k % 4 == 0, w0, w1), tl.where(i_k % 4 == 2, w2, w3))
-            b_keep = tl.where(b_word >= threshold, keep_scale, 0.0)
+        if drop.p_seed is not None:
+            b_word = word(b_seed, i_k // 4, tl.zeros_like(i_k), i_k % 4)
+            b_keep = tl.where(b_word >= threshold, scale, 0.0)
             m_k &= b_keep > 0.0
             b_v *= b_keep
-        p_row = p_weight + offset(i_col, D)[:, None] + o_d[None, :]
-        b_out += b_v[:, None] * tl.load(p_row, mask=m_k[:, None] & m_d[None, :], other=0.0).to(tl.float32)
-    tl.store(p_out + offset(i_model * num_rows + i_row, D) + o_d, tl.sum(b_out, 0), mask=m_d)
+        p_row = p_weight + offset(i_col, SIZES.C)[:, None] + o_c[None, :]
+        b_out += b_v[:, None] * tl.load(p_row, mask=m_k[:, None] & m_c[None, :], other=0.0).to(tl.float32)
+    tl.store(p_out + offset(i_model * num_rows + i_row, SIZES.C) + o_c, tl.sum(b_out, 0), mask=m_c)
 
 
 def weighted_rows(
@@ -133,27 +114,12 @@ def weighted_rows(
     out = torch.empty(*batch, num_rows, channels, dtype=dtype, device=weight.device)
     if out.numel() == 0:
         return out
-    values, weight, drop = values.contiguous(), weight.contiguous(), drop_arguments(dropout, seed)
-    block_d = min(256, triton.next_power_of_2(channels))
+    values, weight, block_c = values.contiguous(), weight.contiguous(), min(256, triton.next_power_of_2(channels))
+    strides = values.size(-1) if values.dim() > 1 else 0, weight.size(-2) if weight.dim() > 2 else 0
+    seed_stride, grid = int(seed is not None and seed.dim() > 0), (out[..., 0].numel(), triton.cdiv(channels, block_c))
+    sizes = compiled_for(num_warps=1, C=channels, BLOCK_E=min(32, 1024 // block_c), BLOCK_C=block_c)
+    arguments = sizes | drop_arguments(dropout, seed)
     with torch.cuda.device_of(weight):
-        _weighted_rows_kernel[(batch.numel() * num_rows, triton.cdiv(channels, block_d))](
-            values,
-            weight,
-            drop["p_seed"],
-            pattern.rowptr,
-            pattern.col,
-            place,
-            out,
-            values_stride=values.size(-1) if values.dim() > 1 else 0,
-            weight_rows=weight.size(-2) if weight.dim() > 2 else 0,
-            seed_stride=0 if seed is None or seed.dim() == 0 else 1,
-            num_rows=num_rows,
-            threshold=drop["threshold"],
-            keep_scale=drop["keep_scale"],
-            D=channels,
-            BLOCK_K=min(32, 1024 // block_d),
-            BLOCK_D=block_d,
-            num_warps=1,
-            enable_fp_fusion=FP_FUSION,
-        )
+        rows_of = pattern.rowptr, pattern.col, place
+        _weighted_rows_kernel[grid](values, weight, rows_of, out, *strides, seed_stride, num_rows, **arguments)
     return out

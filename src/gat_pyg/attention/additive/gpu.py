@@ -22,30 +22,30 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...kernels.gpu import FP_FUSION, rows
+from ...kernels.gpu import rows
 from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
+    Tile,
     all_models,
     apart,
     beside,
     block_of_edges,
     chunks_of,
     edge_id,
-    edge_weights,
     gather,
     gather_features,
     load_row,
     offset,
     row_width,
     slab,
-    stack_arguments,
+    stacked,
     store_row,
     tile_for,
     walk_of,
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import alpha, forward_pass, of_rows
+from ..steps.gpu import Pair, alpha, forward_pass, of_rows
 from . import Additive
 
 # Backward, additive. With g_ij = k_ij w_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
@@ -55,30 +55,15 @@ from . import Additive
 
 
 @triton.jit(do_not_specialize=["num_dst", "models"])
-def _mean_kernel(
-    p_grad,
-    p_out,
-    p_out_plus,
-    p_mass_plus,
-    p_dst_terms,
-    p_grad_dst,
-    num_dst,
-    slope,
-    models,
-    EACH: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def _mean_kernel(p_grad, p_out, p_out_plus, p_mass_plus, p_dst_terms, p_grad_dst, num_dst, slope, models, SIZES):
     """For a block of dst, from what the forward saved: D_i, grad d_i = (1 - slope) (<dO_i, O+_i> - D_i A+_i)."""
-    H = all_models(EACH, models)
-    i_row = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
+    H = all_models(SIZES.EACH, models)
+    i_row = tl.program_id(0).to(tl.int64) * SIZES.BLOCK_E + tl.arange(0, SIZES.BLOCK_E)
+    i_h = tl.program_id(1) * SIZES.BLOCK_H + tl.arange(0, SIZES.BLOCK_H)
+    o_c = tl.arange(0, SIZES.BLOCK_C)
     m_eh = (i_row < num_dst)[:, None] & (i_h < H)[None, :]
-    m_ehc = m_eh[:, :, None] & (o_c < C)[None, None, :]
-    o_row = offset(i_row, H * C)[:, None, None] + (i_h[:, None] * C + o_c[None, :])[None, :, :]
+    m_ehc = m_eh[:, :, None] & (o_c < SIZES.C)[None, None, :]
+    o_row = offset(i_row, H * SIZES.C)[:, None, None] + (i_h[:, None] * SIZES.C + o_c[None, :])[None, :, :]
     o_row_h = offset(i_row, H)[:, None] + i_h[None, :]
     b_grad = tl.load(p_grad + o_row, mask=m_ehc, other=0.0).to(tl.float32)
     b_mean = tl.sum(b_grad * tl.load(p_out + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
@@ -90,54 +75,36 @@ def _mean_kernel(
 
 
 @triton.jit(do_not_specialize=["models"])
-def _segment_mean_kernel(
-    p_g,
-    p_score_src,
-    p_score_edge,
-    p_dst_terms,
-    p_ptr,
-    p_src,
-    p_perm,
-    p_rows,
-    p_grad_dst,
-    models,
-    slope,
-    EACH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+def _segment_mean_kernel(p_g, p_score_src, p_score_edge, p_dst_terms, p_rows, p_grad_dst, slope, csr, models, SIZES):
     """For one dst, from g `[E, H]`: D_i, grad d_i = (1 - slope) sum_(z > 0) alpha_ij (g_ij - D_i).
 
     One program for each row of `p_rows`; without it for each row of no more than `SPLIT` edges.
     """
-    H = all_models(EACH, models)
+    H = all_models(SIZES.EACH, models)
     i_row = tl.program_id(0).to(tl.int64)
     if p_rows is not None:
         i_row = tl.load(p_rows + i_row)
-    start = tl.load(p_ptr + i_row)
-    count = tl.load(p_ptr + i_row + 1) - start
+    start = tl.load(csr.p_ptr + i_row)
+    count = tl.load(csr.p_ptr + i_row + 1) - start
     is_ours = count >= 0
     if p_rows is None:
-        is_ours = count <= SPLIT
+        is_ours = count <= SIZES.SPLIT
     count = tl.where(is_ours, count, 0)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    i_h = tl.program_id(1) * SIZES.BLOCK_H + tl.arange(0, SIZES.BLOCK_H)
     m_h = i_h < H
     p_row = p_dst_terms + offset(i_row, 3 * H) + i_h
     b_d, b_lse = load_row(p_row, 0, m_h), load_row(p_row, H, m_h)
 
-    b_mean = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
-    b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+    b_mean = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)  # summed over edges at the end
+    b_mean_plus = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)
+    b_mass_plus = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)
+    for o_first in tl.range(0, count, SIZES.BLOCK_E, num_stages=SIZES.STAGES):
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, SIZES.BLOCK_E)
+        i_src = tl.load(csr.p_ends + start + o_e, mask=m_e, other=0)
         b_g = gather(p_g, start + o_e, i_h, m_eh, H)
-        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
-        b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, STRIDE))
-        b_z += gather(p_score_edge, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
+        b_z = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32) + b_d
+        b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, SIZES.STRIDE))
+        b_z += gather(p_score_edge, edge_id(csr.p_ids, start + o_e, m_e), i_h, m_eh, H)
         b_alpha = alpha(b_z, b_lse, slope, m_eh)
         b_alpha_plus = tl.where(b_z > 0.0, b_alpha, 0.0)
         b_mean += b_alpha * b_g
@@ -151,73 +118,38 @@ def _segment_mean_kernel(
         tl.store(p_grad_dst + offset(i_row, H) + i_h, b_grad_dst, mask=m_h & is_ours)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
-def _backward_kernel(
-    p_grad,
-    p_x,
-    p_score_src,
-    p_score_edge,
-    p_edge_weight,
-    p_dst_terms,
-    p_g,
-    p_ptr,
-    p_dst,
-    p_place,
-    p_edge_ids,
-    p_chunk_row,
-    p_chunk_start,
-    p_seed,
-    p_dropout_ids,
-    p_grad_x,
-    p_grad_src,
-    p_grad_edge,
-    p_grad_weight,
-    p_chunks,
-    num_chunks,
-    models,
-    slope,
-    threshold,
-    keep_scale,
-    EACH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    C: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["threshold", "num_chunks", "models"])
+def _backward_kernel(operands, results, slope, drop, threshold, csr, num_chunks, models, SIZES):
     """For one src j: grad x_j, grad w_ij, grad u_ij = grad z_ij and grad s_j = sum_i grad z_ij.
 
-    `p_place`, `p_edge_ids` and `p_dropout_ids` are the edges' ids in the order of the rows: in that grouped by dst, in
-    the caller's, and to dropout. In one pass where D is known. Else g (`p_g`) is written on a first pass, which has
-    `p_grad_x`, and read on a second, which has the rest. A chunk leaves grad x, grad s in its row of `p_chunks`.
+    `p_edge_ids` are the caller's ids of the edges, in the order of the rows. In one pass where D is known. Else g
+    (`p_g`) is written on a first pass, which has `p_grad_x`, and read on a second, which has the rest. A chunk leaves
+    grad x, grad s in its row of `p_chunks`.
     """
-    H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(
-        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
-    )
-    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
-    b_s = load_row(p_score_src, offset(i_row, row_width(H, STRIDE)) + i_h, m_h)
+    p_grad, p_x, p_edge_weight, p_score_src, p_score_edge, p_dst_terms, p_edge_ids = operands
+    p_grad_x, p_grad_weight, p_grad_src, p_grad_edge, p_g, p_chunks = results
+    H, i_item = all_models(SIZES.EACH, models), tl.program_id(0)
+    i_row, start, count, is_whole, is_chunk = work_item(i_item, csr, num_chunks, SIZES.SPLIT)
+    i_h, o_hc, m_h, m_hc = slab(H, SIZES.C, SIZES.BLOCK_H, SIZES.BLOCK_C)
+    o_row, o_row_h = offset(i_row, H * SIZES.C) + o_hc, offset(i_row, H) + i_h
+    b_s = load_row(p_score_src, offset(i_row, row_width(H, SIZES.STRIDE)) + i_h, m_h)
     b_x = load_row(p_x, o_row, m_hc)
 
-    b_grad_src = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
-    b_grad_x = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
-        i_place = edge_id(p_place, start + o_e, m_e)
+    b_grad_src = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)  # summed over edges at the end
+    b_grad_x = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_C], tl.float32)
+    for o_first in tl.range(0, count, SIZES.BLOCK_E, num_stages=SIZES.STAGES):
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, SIZES.BLOCK_E)
+        i_dst = tl.load(csr.p_ends + start + o_e, mask=m_e, other=0)
+        i_place = 0 if p_g is None else tl.load(csr.p_ids + start + o_e, mask=m_e, other=0)
         i_edge = edge_id(p_edge_ids, start + o_e, m_e)
-        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
+        b_z = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32) + b_s
         b_z += gather(p_dst_terms, i_dst, i_h, m_eh, 3 * H)
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_alpha = alpha(b_z, gather(p_dst_terms + H, i_dst, i_h, m_eh, 3 * H), slope, m_eh)
         if p_grad_x is not None:
-            b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
-            o_place = start + o_e
-            b_keep = keep(p_seed, p_dropout_ids, o_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-            b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+            b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * SIZES.C)
+            b_keep = keep(drop, threshold, start + o_e, m_e, models, SIZES)
+            b_factor = b_keep * gather(p_edge_weight, i_edge, i_h, m_eh, H, 1.0)
             b_grad_x += tl.sum((b_alpha * b_factor)[:, :, None] * b_grad, 0)
             b_g = tl.sum(b_grad * b_x, 2)
             if p_grad_weight is not None:
@@ -235,16 +167,16 @@ def _backward_kernel(
             if p_grad_edge is not None:
                 tl.store(p_grad_edge + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
 
-    o_chunk = offset(tl.program_id(0), H * C + H)
+    o_chunk = offset(i_item, H * SIZES.C + H)
     if p_grad_x is not None:
         store_row(p_grad_x, p_chunks, o_row, o_chunk + o_hc, b_grad_x, m_hc, is_whole, is_chunk)
     if p_grad_src is not None:
-        o_chunk_h = o_chunk + H * C + i_h
+        o_chunk_h = o_chunk + H * SIZES.C + i_h
         store_row(p_grad_src, p_chunks, o_row_h, o_chunk_h, tl.sum(b_grad_src, 0), m_h, is_whole, is_chunk)
 
 
-def _scores(models: torch.Size, score: Additive) -> dict[str, Any]:
-    """Return the kernels' arguments for the terms of the score.
+def _terms(models: torch.Size, score: Additive) -> tuple[list[Any], int | None]:
+    """Return the terms of the score of src, dst and edges as the kernels take them, and the width of rows of slices.
 
     A layer computes both ends' scores as one tensor, whose slices need no copies. They are copied if they are large:
     what is gathered should fill the L2 cache alone.
@@ -257,8 +189,7 @@ def _scores(models: torch.Size, score: Additive) -> dict[str, Any]:
             stride = width
     if stride is None:
         src, dst = beside(models, src, dst)
-    (edge,) = beside(models, score.score_edge)
-    return {"p_score_src": src, "p_score_dst": dst, "p_score_edge": edge, "STRIDE": stride}
+    return [src, dst, *beside(models, score.score_edge)], stride
 
 
 def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
@@ -267,14 +198,12 @@ def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Te
     If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
     models, score = call.x.shape[:-3], call.score
-    (x,) = beside(models, call.x)
-    shape = call.edges.num_dst, *x.shape[1:]
-    out = x.new_empty(shape, dtype=dtype)
-    out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
-    mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
-    operands = _scores(models, score) | {"p_x": x, "p_out_plus": out_plus, "p_mass_plus": mass_plus}
-    lse = forward_pass(call, out, **operands, slope=float(score.negative_slope))
-    return apart(models, out, lse, *((out_plus, mass_plus) if saves_output else ()))
+    (x,), (terms, stride) = beside(models, call.x), _terms(models, score)
+    out = x.new_empty(call.edges.num_dst, *x.shape[1:], dtype=dtype)
+    plus = (torch.empty_like(out), x.new_empty(out.shape[:2], dtype=torch.float32)) if saves_output else ()
+    numbers, results = (0, float(score.negative_slope), 1.0), (out, *(plus or (None, None)), None)
+    lse = forward_pass(call, x, terms, Pair(), results, *numbers, D=0, BLOCK_D=1, STRIDE=stride)
+    return apart(models, out, lse, *plus)
 
 
 def backward(
@@ -289,9 +218,8 @@ def backward(
     models, edge_grad = x.shape[:-3], needs[4]
     grad, x, weight = beside(models, grad, x, edge_weight)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
-    terms = _scores(models, score)
-    score_src, score_dst = terms["p_score_src"], terms.pop("p_score_dst")
-    num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
+    (score_src, score_dst, score_edge), stride = _terms(models, score)
+    num_edges, (_, heads, channels) = edges.num_edges, x.shape
 
     def new(rows: int, wanted: bool) -> Tensor | None:
         return x.new_empty(rows, heads, dtype=torch.float32) if wanted else None
@@ -301,7 +229,7 @@ def backward(
         of_rows(edges, wanted, edges.num_rows, heads, device=x.device)
         for wanted in (edge_grad, weight is not None and needs[1])
     )
-    grad_src, grad_dst = new(num_src, score_src is not None), new(num_dst, score_dst is not None)
+    grad_src, grad_dst = new(edges.num_src, score_src is not None), new(edges.num_dst, score_dst is not None)
     grads = grad_x, grad_weight, grad_src, grad_dst, grad_edge
     names = "x", "edge_weight", *score.shapes
     if num_edges == 0 or x.numel() == 0:
@@ -311,26 +239,24 @@ def backward(
         return dict(zip(names, apart(models, *grads), strict=True))
 
     zero_or_d = torch.zeros_like(lse) if score_dst is None else score_dst.float()
-    terms["p_dst_terms"] = torch.stack([zero_or_d, lse, lse], 1)  # D replaces the last
-    launch = _Backward(edges, terms, float(score.negative_slope), models.numel(), heads)
-    features = {"p_grad": grad, "p_edge_weight": weight, "p_grad_x": grad_x, "p_grad_weight": grad_weight}
-    features |= drop_arguments(dropout, seed, None if seed is None else edges.dropout_ids_by_src)
-    by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
+    terms = score_src, score_edge, torch.stack([zero_or_d, lse, lse], 1)  # D replaces the last
+    launch = _Backward(edges, terms, float(score.negative_slope), models.numel(), heads, stride)
     scored = score_src is not None or score_dst is not None or edge_grad
-    if scored or grad_weight is not None:
-        features["p_x"] = x
+    features = grad, x if scored or grad_weight is not None else None, weight
+    drop = drop_arguments(dropout, seed, None if seed is None else edges.dropout_ids_by_src)
     with torch.cuda.device_of(x):
         if not scored:
-            launch.over_src(channels, **features)
+            launch.over_src(channels, features, (grad_x, grad_weight, None, None, None), drop)
         elif out is not None and (out_plus is not None or score_dst is None):
-            launch.mean(channels, grad, out, out_plus, mass_plus, terms["p_dst_terms"], grad_dst)
-            launch.over_src(channels, **features, **by_src)
+            launch.mean(grad, out, out_plus, mass_plus, terms[2], grad_dst)
+            launch.over_src(channels, features, (grad_x, grad_weight, grad_src, grad_edge, None), drop)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
-            launch.over_src(channels, **features, p_g=g)
+            launch.over_src(channels, features, (grad_x, grad_weight, None, None, g), drop)
             launch.segment_mean(g, grad_dst)
             if score_src is not None or edge_grad:
-                launch.over_src(0, p_g=g, **by_src, **drop_arguments(0.0, None))
+                rest = None, None, grad_src, grad_edge, g
+                launch.over_src(0, (None, None, None), rest, drop_arguments(0.0, None))
     return dict(zip(names, apart(models, *grads), strict=True))
 
 
@@ -338,66 +264,45 @@ class _Backward(NamedTuple):
     """The launches of a backward pass."""
 
     edges: Edges
-    terms: dict[str, Any]  # of the score; those of dst with the log-sum-exp and D
+    terms: tuple[Tensor | None, Tensor | None, Tensor]  # of src and edges; d, the log-sum-exp and D of dst
     slope: float
     models: int
     heads: int
+    stride: int | None
 
-    def over_src(self, channels: int, **operands: Any) -> None:
+    def over_src(
+        self, channels: int, features: tuple[Any, ...], results: tuple[Any, ...], drop: dict[str, Any]
+    ) -> None:
         """Launch the pass over the rows of src, and the sum of their chunks."""
-        edges, heads = self.edges, self.heads
-        _, dst, place = edges.transpose
-        by_edge = self.terms["p_score_edge"], *map(operands.get, ("p_edge_weight", "p_grad_edge", "p_grad_weight"))
-        walk = walk_of(edges, "src", self.models, heads, channels)
-        held = walk.hold(heads * channels + heads)
-        operands = dict.fromkeys(_BACKWARD_OPERANDS) | operands
-        _backward_kernel[(walk.items, walk.slabs)](
-            **self.terms,
-            **operands,
-            p_dst=dst,
-            p_place=None if operands["p_g"] is None else place,
-            p_edge_ids=None if all(each is None for each in by_edge) else edges.ids_by_src,
-            p_chunks=held,
-            slope=self.slope,
-            **walk.arguments,
-        )
-        walk.sum(held, operands["p_grad_x"], operands["p_grad_src"])
+        edges, (grad_x, grad_weight, grad_src, grad_edge, _) = self.edges, results
+        by_edge = features[2], self.terms[1], grad_weight, grad_edge
+        ids = None if all(each is None for each in by_edge) else edges.ids_by_src
+        walk = walk_of(edges, "src", self.models, self.heads, channels)
+        held, sizes = walk.hold(self.heads * (channels + 1)), walk.arguments(STRIDE=self.stride)
+        kernel = _backward_kernel[(walk.items, walk.slabs)]
+        kernel((*features, *self.terms, ids), (*results, held), self.slope, **drop, **sizes)
+        walk.sum(held, grad_x, grad_src)
 
-    def mean(self, channels: int, grad: Tensor, *operands: Tensor | None) -> None:
+    def mean(self, grad: Tensor, *operands: Tensor | None) -> None:
         """Launch the pass over O and O+."""
-        num_dst, tile = self.edges.num_dst, tile_for(self.models, self.heads, channels, self.edges.num_dst)
-        _mean_kernel[(-(-num_dst // tile.edges), -(-self.heads // tile.heads))](
-            grad, *operands, num_dst, self.slope, **stack_arguments(self.models, self.heads), C=channels, **tile.blocks
+        (num_dst, channels), heads = grad.shape[::2], self.heads
+        tile = tile_for(self.models, heads, channels, num_dst)
+        sizes = stacked(self.models, heads, C=channels, **tile.blocks)
+        _mean_kernel[(-(-num_dst // tile.edges), -(-heads // tile.heads))](
+            grad, *operands, num_dst, self.slope, **sizes
         )
 
     def segment_mean(self, g: Tensor, grad_dst: Tensor | None) -> None:
         """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs, not in chunks."""
-        edges, cut = self.edges, chunks_of(self.edges, "dst")
-        tile = tile_for(self.models, self.heads, 1, edges.num_edges / edges.num_dst)
-        launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
+        edges, cut, heads = self.edges, chunks_of(self.edges, "dst"), self.heads
+        tile = tile_for(self.models, heads, 1, edges.num_edges / edges.num_dst)
+        launches: list[tuple[Tensor | None, int, Tile]] = [(None, edges.num_dst, tile)]
         if cut is not None:
-            launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
-        for long, number, block_e, stages, warps in launches:
-            _segment_mean_kernel[(number, -(-self.heads // tile.heads))](
-                p_g=g,
-                **self.terms,
-                p_ptr=edges.rowptr,
-                p_src=edges.src,
-                p_perm=edges.perm,
-                p_rows=long,
-                p_grad_dst=grad_dst,
-                slope=self.slope,
-                **stack_arguments(self.models, self.heads),
-                SPLIT=rows.SPLIT,
-                BLOCK_E=block_e,
-                BLOCK_H=tile.heads,
-                STAGES=stages,
-                num_warps=warps,
-                enable_fp_fusion=FP_FUSION,
-            )
-
-
-_BACKWARD_OPERANDS = (
-    *("p_grad", "p_x", "p_edge_weight", "p_g"),
-    *("p_grad_x", "p_grad_src", "p_grad_edge", "p_grad_weight"),
-)
+            wide = tile._replace(edges=4096 // tile.heads, warps=8, stages=3)
+            launches.append((cut.rows, cut.rows.numel(), wide))
+        csr = rows.CSR(edges.rowptr, None, None, edges.src, edges.perm)
+        for long, number, tile in launches:
+            sizes = {"SPLIT": rows.SPLIT, "STAGES": tile.stages, "STRIDE": self.stride, **tile.blocks}
+            arguments = g, *self.terms, long, grad_dst, self.slope, csr
+            grid = number, -(-heads // tile.heads)
+            _segment_mean_kernel[grid](*arguments, **stacked(self.models, heads, **sizes))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -10,29 +11,36 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
+from ...kernels.gpu import rows
 from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
-    Walk,
     all_models,
-    beside,
     block_of_edges,
     edge_id,
-    edge_weights,
     gather,
     gather_features,
     load_row,
     offset,
     row_width,
     slab,
-    stack_arguments,
     store_row,
-    walk_of,
     work_item,
 )
 from ..score import Operation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+class Pair(NamedTuple):
+    """The operands of a score of both ends' features as the kernels take them, the heads of all models side by side."""
+
+    p_x_dst: Any = None  # a tensor; None for the additive score
+    p_att: Tensor | None = None
+    p_key: Tensor | None = None
+    p_lin: Tensor | None = None  # W_e of GATv2, [D, H, C]
+    p_query_edge: Tensor | None = None  # p = W_e^T x_dst of the scaled product, [N_dst, H, D]
+    p_edge_attr: Tensor | None = None  # [E, D] of all models, or of each in turn
 
 
 @triton.jit
@@ -63,94 +71,53 @@ def online_softmax(b_e, b_top):
 
 
 @triton.jit
-def _of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, D):
+def _of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, SIZES):
     """Pointers to the features of edges, `[edges, heads]`; `[edges, 1]` where there is one model."""
-    p_attr = p_edge_attr + offset(i_edge, D)[:, None]
+    p_attr = p_edge_attr + offset(i_edge, SIZES.D)[:, None]
     if models is not None:
-        i_model = tl.minimum(i_h // EACH, models - 1)  # the last slab may go beyond the last head
+        i_model = tl.minimum(i_h // SIZES.EACH, models - 1)  # the last slab may go beyond the last head
         p_attr += offset(i_model, attr_stride)[None, :]
     return p_attr
 
 
 @triton.jit
-def embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D):
+def embed(b_z, pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES):
     """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
-    if p_lin is not None:
-        p_attr = _of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
-        for d in tl.range(0, D, num_stages=1):
+    if pair.p_lin is not None:
+        p_attr = _of_edges(pair.p_edge_attr, i_edge, i_h, attr_stride, models, SIZES)
+        width = all_models(SIZES.EACH, models) * SIZES.C
+        for d in tl.range(0, SIZES.D, num_stages=1):
             b_attr = tl.load(p_attr + d, mask=m_e[:, None], other=0.0).to(tl.float32)
-            b_z += b_attr[:, :, None] * load_row(p_lin, d * H * C + o_hc, m_hc)[None, :, :]
+            b_z += b_attr[:, :, None] * load_row(pair.p_lin, d * width + o_hc, m_hc)[None, :, :]
     return b_z
 
 
 @triton.jit
-def features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH: tl.constexpr, D):
+def features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES):
     """u_ij of a block of edges, `[edges, 1 or heads, features]`, for the scaled product; 0 if there are none."""
-    if p_query_edge is None:
+    if pair.p_query_edge is None:
         return 0.0
     else:
-        p_attr = _of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)[:, :, None] + o_d[None, None, :]
-        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < D)[None, None, :], other=0.0).to(tl.float32)
+        o_d = tl.arange(0, SIZES.BLOCK_D)[None, None, :]
+        p_attr = _of_edges(pair.p_edge_attr, i_edge, i_h, attr_stride, models, SIZES)[:, :, None] + o_d
+        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < SIZES.D), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def pair_score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale):
+def pair_score(pair, b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, slope, scale):
     """e_ij of a block of edges."""
-    if p_att is not None:
+    if pair.p_att is not None:
         return tl.sum(b_att[None, :, :] * leaky(b_z, slope), 2)
     else:
         b_e = tl.sum(b_key * b_x_dst[None, :, :], 2)
-        if p_query_edge is not None:
+        if pair.p_query_edge is not None:
             b_e += tl.sum(b_attr * b_query_edge[None, :, :], 2)
         return b_e * scale
 
 
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models", "attr_stride"])
+@triton.jit(do_not_specialize=["num_chunks", "models", "threshold", "attr_stride"])
 def _forward_kernel(
-    p_x,
-    p_edge_weight,
-    p_ptr,
-    p_src,
-    p_perm,
-    p_chunk_row,
-    p_chunk_start,
-    p_seed,
-    p_dropout_ids,
-    p_out,
-    p_lse,
-    p_chunks,
-    p_chunks_h,
-    num_chunks,
-    models,
-    slope,
-    threshold,
-    keep_scale,
-    EACH: tl.constexpr,
-    C: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
-    STRIDE: tl.constexpr = None,
-    p_score_src=None,
-    p_score_dst=None,
-    p_score_edge=None,
-    p_out_plus=None,
-    p_mass_plus=None,
-    p_x_dst=None,
-    p_att=None,
-    p_key=None,
-    p_lin=None,
-    p_query_edge=None,
-    p_edge_attr=None,
-    p_out_edge=None,
-    p_chunks_edge=None,
-    attr_stride=0,
-    scale=1.0,
-    D: tl.constexpr = 0,
-    BLOCK_D: tl.constexpr = 1,
-    X_STRIDE: tl.constexpr = None,
+    operands, pair, results, chunks, attr_stride, slope, scale, drop, threshold, csr, num_chunks, models, SIZES
 ):
     """For one dst i: O_i = sum_j k_ij w_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
 
@@ -161,42 +128,45 @@ def _forward_kernel(
 
     A chunk leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`, O+ and A+ after O and lse of all.
     """
-    H = all_models(EACH, models)
-    i_item = tl.program_id(0)
-    i_row, start, count, is_whole, is_chunk = work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    _, o_hd, _, m_hd = slab(H, D, BLOCK_H, BLOCK_D)
-    o_d = tl.arange(0, BLOCK_D)
-    b_d = load_row(p_score_dst, offset(i_row, row_width(H, STRIDE)) + i_h, m_h)
-    b_x_dst, b_att = load_row(p_x_dst, offset(i_row, H * C) + o_hc, m_hc), load_row(p_att, o_hc, m_hc)
-    b_query_edge = load_row(p_query_edge, offset(i_row, H * D) + o_hd, m_hd)
+    p_x, p_edge_weight, p_score_src, p_score_dst, p_score_edge = operands
+    p_out, p_lse, p_out_plus, p_mass_plus, p_out_edge = results
+    p_chunks, p_chunks_h, p_chunks_edge = chunks
+    H, i_item = all_models(SIZES.EACH, models), tl.program_id(0)
+    HC, HD = H * SIZES.C, H * SIZES.D
+    i_row, start, count, is_whole, is_chunk = work_item(i_item, csr, num_chunks, SIZES.SPLIT)
+    i_h, o_hc, m_h, m_hc = slab(H, SIZES.C, SIZES.BLOCK_H, SIZES.BLOCK_C)
+    _, o_hd, _, m_hd = slab(H, SIZES.D, SIZES.BLOCK_H, SIZES.BLOCK_D)
+    b_d = load_row(p_score_dst, offset(i_row, row_width(H, SIZES.STRIDE)) + i_h, m_h)
+    b_x_dst = load_row(pair.p_x_dst, offset(i_row, HC) + o_hc, m_hc)
+    b_att = load_row(pair.p_att, o_hc, m_hc)
+    b_query_edge = load_row(pair.p_query_edge, offset(i_row, HD) + o_hd, m_hd)
 
-    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
-    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
-    b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    b_out_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        i_edge = edge_id(p_perm, start + o_e, m_e)
-        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, X_STRIDE))
-        b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
-        if p_x_dst is None:
-            b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
-            b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, STRIDE))
+    b_top = tl.full([SIZES.BLOCK_H], float("-inf"), tl.float32)
+    b_mass = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)  # summed over edges at the end
+    b_out = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_C], tl.float32)
+    b_mass_plus = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32)
+    b_out_plus = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_C], tl.float32)
+    b_out_edge = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_D], tl.float32)
+    for o_first in tl.range(0, count, SIZES.BLOCK_E, num_stages=SIZES.STAGES):
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, SIZES.BLOCK_E)
+        i_src = tl.load(csr.p_ends + start + o_e, mask=m_e, other=0)
+        i_edge = edge_id(csr.p_ids, start + o_e, m_e)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
+        b_attr = features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES)
+        if pair.p_x_dst is None:
+            b_z = tl.zeros([SIZES.BLOCK_E, SIZES.BLOCK_H], tl.float32) + b_d
+            b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, SIZES.STRIDE))
             b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
             b_e = leaky(b_z, slope)
         else:
             b_key = b_x
-            if p_key is not None:
-                b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, X_STRIDE))
+            if pair.p_key is not None:
+                b_key = gather_features(pair.p_key, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
             b_z = b_x + b_x_dst[None, :, :]
-            b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
-            b_e = pair_score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
-        b_factor = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_factor *= edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+            b_z = embed(b_z, pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
+            b_e = pair_score(pair, b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, slope, scale)
+        b_factor = keep(drop, threshold, start + o_e, m_e, models, SIZES)
+        b_factor *= gather(p_edge_weight, i_edge, i_h, m_eh, H, 1.0)
         b_top, b_shrink, b_exp = online_softmax(tl.where(m_eh, b_e, float("-inf")), b_top)
         b_mass = b_mass * b_shrink[None, :] + b_exp
         b_out = b_out * b_shrink[:, None] + tl.sum((b_exp * b_factor)[:, :, None] * b_x, 0)
@@ -210,72 +180,57 @@ def _forward_kernel(
     b_mass = tl.sum(b_mass, 0)
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)  # where there is no edge
     b_lse = b_top + tl.log2(b_mass) * LN2
-    o_row, o_chunk = offset(i_row, H * C) + o_hc, offset(i_item, H * C) + o_hc
+    o_row, o_chunk = offset(i_row, HC) + o_hc, offset(i_item, HC) + o_hc
     o_row_h, o_chunk_h = offset(i_row, H) + i_h, offset(i_item, H) + i_h
     store_row(p_out, p_chunks, o_row, o_chunk, b_out / b_mass[:, None], m_hc, is_whole, is_chunk)
     if p_chunks is not None:
         tl.store(p_chunks_h + o_chunk_h, b_lse, mask=m_h & is_chunk)
     tl.store(p_lse + o_row_h, finite(b_lse), mask=m_h & is_whole)
     if p_out_plus is not None:
-        o_chunk, o_chunk_h = o_chunk + offset(num_chunks, H * C), o_chunk_h + offset(num_chunks, H)
+        o_chunk, o_chunk_h = o_chunk + offset(num_chunks, HC), o_chunk_h + offset(num_chunks, H)
         store_row(p_out_plus, p_chunks, o_row, o_chunk, b_out_plus / b_mass[:, None], m_hc, is_whole, is_chunk)
         b_mass_plus = tl.sum(b_mass_plus, 0) / b_mass
         store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h, b_mass_plus, m_h, is_whole, is_chunk)
     if p_out_edge is not None:
-        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd
+        o_row, o_chunk = offset(i_row, HD) + o_hd, offset(i_item, HD) + o_hd
         store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 
 @triton.jit(do_not_specialize=["models"])
-def _merge_kernel(
-    p_chunks,
-    p_chunks_h,
-    p_rows,
-    p_first,
-    p_out,
-    p_lse,
-    p_out_plus,
-    p_mass_plus,
-    models,
-    EACH: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def _merge_kernel(p_chunks, p_chunks_h, p_rows, p_first, p_out, p_lse, p_out_plus, p_mass_plus, models, SIZES):
     """For one split row of chunks q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q.
 
     O+ and A+ of all chunks follow after O and lse of all.
     """
-    H = all_models(EACH, models)
+    H = all_models(SIZES.EACH, models)
     i_row = tl.load(p_rows + tl.program_id(0))
     first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
     num_chunks = tl.load(p_first + tl.num_programs(0))
-    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
+    i_h, o_hc, m_h, m_hc = slab(H, SIZES.C, SIZES.BLOCK_H, SIZES.BLOCK_C)
 
-    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    b_mass = tl.zeros([BLOCK_H], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_H], tl.float32)
-    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for i_first in tl.range(first, stop, BLOCK_E):
-        i_chunk = i_first + tl.arange(0, BLOCK_E)
+    b_top = tl.full([SIZES.BLOCK_H], float("-inf"), tl.float32)
+    b_mass = tl.zeros([SIZES.BLOCK_H], tl.float32)
+    b_mass_plus = tl.zeros([SIZES.BLOCK_H], tl.float32)
+    b_out = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_C], tl.float32)
+    b_out_plus = tl.zeros([SIZES.BLOCK_H, SIZES.BLOCK_C], tl.float32)
+    for i_first in tl.range(first, stop, SIZES.BLOCK_E):
+        i_chunk = i_first + tl.arange(0, SIZES.BLOCK_E)
         m_eh = (i_chunk < stop)[:, None] & m_h[None, :]
         m_ehc = (i_chunk < stop)[:, None, None] & m_hc[None, :, :]
-        p_chunk = p_chunks + offset(i_chunk, H * C)[:, None, None] + o_hc[None, :, :]
+        p_chunk = p_chunks + offset(i_chunk, H * SIZES.C)[:, None, None] + o_hc[None, :, :]
         p_chunk_h = p_chunks_h + offset(i_chunk, H)[:, None] + i_h[None, :]
         b_e = tl.load(p_chunk_h, mask=m_eh, other=float("-inf"))
         b_top, b_shrink, b_exp = online_softmax(b_e, b_top)
         b_mass = b_mass * b_shrink + tl.sum(b_exp, 0)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_exp[:, :, None] * tl.load(p_chunk, mask=m_ehc, other=0.0), 0)
         if p_out_plus is not None:
-            b_chunk = tl.load(p_chunk + offset(num_chunks, H * C), mask=m_ehc, other=0.0)
+            b_chunk = tl.load(p_chunk + offset(num_chunks, H * SIZES.C), mask=m_ehc, other=0.0)
             b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_exp[:, :, None] * b_chunk, 0)
             b_chunk = tl.load(p_chunk_h + offset(num_chunks, H), mask=m_eh, other=0.0)
             b_mass_plus = b_mass_plus * b_shrink + tl.sum(b_exp * b_chunk, 0)
 
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
-    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
+    o_row, o_row_h = offset(i_row, H * SIZES.C) + o_hc, offset(i_row, H) + i_h
     tl.store(p_out + o_row, b_out / b_mass[:, None], mask=m_hc)
     tl.store(p_lse + o_row_h, finite(b_top + tl.log2(b_mass) * LN2), mask=m_h)
     if p_out_plus is not None:
@@ -289,49 +244,50 @@ def of_rows(edges: Edges, wanted: bool, *shape: int, device: torch.device) -> Te
     return make(shape, dtype=torch.float32, device=device) if wanted else None
 
 
-def forward_pass(call: Operation, out: Tensor, **operands: Any) -> Tensor:
-    """Compute O by the operands of a score, and return its log-sum-exp.
+def forward_pass(
+    call: Operation,
+    x: Tensor,
+    terms: Iterable[Tensor | None],
+    pair: Pair,
+    results: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    *numbers: float,
+    **sizes: Any,
+) -> Tensor:
+    """Compute the output and the rest of `results`, and return the log-sum-exp.
 
-    Merge the chunks of long rows; of operands that a kernel writes, `p_out_plus`, `p_mass_plus` and `p_out_edge` too.
+    Args:
+        call: the call of the operation.
+        x, terms, pair: its operands as the kernels take them; `terms` are the additive score's, of src, dst and edges.
+        results: O, O+, A+ and S, None for those that the score does not have.
+        numbers: the distance from the features of edges of one model to the next's, the negative slope, the scale.
+        sizes: what the kernel is compiled for beside rows and heads.
     """
-    x, edges, models = operands["p_x"], call.edges, call.x.shape[:-3].numel()
-    (weight,), (_, heads, channels) = beside(call.x.shape[:-3], call.edge_weight), x.shape
+    edges, models, (_, heads, channels), (out, out_plus, _, out_edge) = call.edges, call.x.shape[:-3], x.shape, results
     lse: Tensor = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
-    positive, out_edge = (operands.get("p_out_plus"), operands.get("p_mass_plus")), operands.get("p_out_edge")
     if out.numel() == 0:
-        for result in (lse, *positive, out_edge):
+        for result in (lse, *results):
             if result is not None:
                 result.zero_()
         return lse
-    features = 0 if out_edge is None else out_edge.size(2)
-    walk = walk_of(edges, "dst", models, heads, channels, features)
-    parts = 1 if positive[0] is None else 2
+    features, parts = 0 if out_edge is None else out_edge.size(2), 1 if out_plus is None else 2
+    walk = rows.walk_of(edges, "dst", models.numel(), heads, channels, features)
     held, held_h = walk.hold(parts, heads, channels), walk.hold(parts, heads)
-    if out_edge is not None:
-        held_edge = operands["p_chunks_edge"] = walk.hold(heads, features)
+    held_edge = None if out_edge is None else walk.hold(heads, features)
+    operands = x, *rows.beside(models, call.edge_weight), *terms
+    arguments = drop_arguments(call.dropout, call.seed, edges.dropout_ids_by_dst) | walk.arguments(**sizes)
     with torch.cuda.device_of(x):
-        _forward_kernel[(walk.items, walk.slabs)](
-            p_edge_weight=weight,
-            p_src=edges.src,
-            p_perm=edges.perm,
-            p_out=out,
-            p_lse=lse,
-            p_chunks=held,
-            p_chunks_h=held_h,
-            **operands,
-            **drop_arguments(call.dropout, call.seed, edges.dropout_ids_by_dst),
-            **walk.arguments,
-        )
-        _merge(walk, held, held_h, out, lse, *positive)
+        kernel, written = _forward_kernel[(walk.items, walk.slabs)], (out, lse, *results[1:])
+        kernel(operands, pair, written, (held, held_h, held_edge), *numbers, **arguments)
+        _merge(walk, held, held_h, *written[:4])
         if out_edge is not None:
             _merge(walk, held_edge, held_h, out_edge, lse, None, None)
     return lse
 
 
-def _merge(walk: Walk, held: Tensor | None, held_h: Tensor | None, out: Tensor, *others: Tensor | None) -> None:
+def _merge(walk: rows.Walk, held: Tensor | None, held_h: Tensor | None, out: Tensor, *others: Tensor | None) -> None:
     """Merge the chunks of long rows into the results of their rows: O, and log-sum-exp, O+ and A+."""
     if walk.chunks is not None:
         chunks, tile = walk.chunks, walk.tile._replace(channels=triton.next_power_of_2(out.size(2)))
-        tensors = held, held_h, chunks.rows, chunks.first, out, *others
-        sizes = stack_arguments(walk.models, walk.heads) | {"C": out.size(2)}
-        _merge_kernel[(chunks.rows.numel(), walk.slabs)](*tensors, **sizes, **tile.blocks)
+        sizes = rows.stacked(walk.models, walk.heads, C=out.size(2), **tile.blocks)
+        grid = chunks.rows.numel(), walk.slabs
+        _merge_kernel[grid](held, held_h, chunks.rows, chunks.first, out, *others, **sizes)

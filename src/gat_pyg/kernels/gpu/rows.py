@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,21 @@ STRIDED = 1 << 24  # bytes: scores of both ends up to this size are read as slic
 
 VARIANTS = ("AHEAD=1", "NUMBERS=512", "NUMBERS=2048", "SLAB=1024", "SPLIT=32", "SPLIT=64", "SPLIT=128")
 
-# What the kernels share.
+# What the kernels share. A kernel takes several tensors as one tuple, whose elements Triton passes one by one.
+# An integer that a kernel is not specialised for is an argument of its own, which `do_not_specialize` names.
+
+# What a kernel is compiled for, a `tl.constexpr` each, or None where the kernel does not need it.
+Sizes = namedtuple("Sizes", "EACH C D BLOCK_E BLOCK_H BLOCK_C BLOCK_D SPLIT STAGES STRIDE X_STRIDE")
+
+
+class CSR(NamedTuple):
+    """The edges in rows, by dst or by src, as the kernels take them."""
+
+    p_ptr: Tensor
+    p_chunk_row: Tensor | None
+    p_chunk_start: Tensor | None
+    p_ends: Tensor  # the ids of the other ends
+    p_ids: Tensor | None  # of the edges: the caller's by dst, the places by dst for those by src
 
 
 @triton.jit
@@ -53,20 +68,20 @@ def all_models(EACH: tl.constexpr, models):
 
 
 @triton.jit
-def work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT: tl.constexpr):
+def work_item(i_item, csr, num_chunks, SPLIT: tl.constexpr):
     """The row of a work item, its first edge, how many, and whether they are the whole row or a chunk of it.
 
     The first `num_chunks` items, the longest, are chunks; then comes one for each row, idle where the row is split.
     """
     is_chunk = i_item < num_chunks
     i_row = (i_item - num_chunks).to(tl.int64)
-    if p_chunk_row is not None:
-        i_row = tl.where(is_chunk, tl.load(p_chunk_row + i_item, mask=is_chunk, other=0), i_row)
-    start = tl.load(p_ptr + i_row)
-    stop = tl.load(p_ptr + i_row + 1)
+    if csr.p_chunk_row is not None:
+        i_row = tl.where(is_chunk, tl.load(csr.p_chunk_row + i_item, mask=is_chunk, other=0), i_row)
+    start = tl.load(csr.p_ptr + i_row)
+    stop = tl.load(csr.p_ptr + i_row + 1)
     is_whole = stop - start <= SPLIT
-    if p_chunk_row is not None:
-        start = tl.where(is_chunk, tl.load(p_chunk_start + i_item, mask=is_chunk, other=0), start)
+    if csr.p_chunk_row is not None:
+        start = tl.where(is_chunk, tl.load(csr.p_chunk_start + i_item, mask=is_chunk, other=0), start)
     count = tl.minimum(stop - start, SPLIT).to(tl.int32)
     return i_row, start, tl.where(is_whole | is_chunk, count, 0), is_whole, is_chunk
 
@@ -104,21 +119,12 @@ def store_row(p_rows, p_chunks, o_row, o_chunk, b_row, m_row, is_whole, is_chunk
 
 
 @triton.jit
-def gather(p_score, i_row, i_h, m_eh, H):
-    """`[edges, heads]`: a term of the score in float32, 0 where there is none."""
-    if p_score is None:
-        return 0.0
+def gather(p_terms, i_row, i_h, m_eh, H, none: tl.constexpr = 0.0):
+    """`[edges, heads]`: a term of the score, or the weights of edges, in float32; `none` if there are none."""
+    if p_terms is None:
+        return none
     else:
-        return tl.load(p_score + offset(i_row, H)[:, None] + i_h[None, :], mask=m_eh, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def edge_weights(p_edge_weight, i_edge, i_h, m_eh, H):
-    """`[edges, heads]`: the weights of edges in float32; 1 if there are none."""
-    if p_edge_weight is None:
-        return 1.0
-    else:
-        return gather(p_edge_weight, i_edge, i_h, m_eh, H)
+        return tl.load(p_terms + offset(i_row, H)[:, None] + i_h[None, :], mask=m_eh, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -181,14 +187,8 @@ class Tile(NamedTuple):
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The kernels' arguments for the tile."""
-        return {
-            "BLOCK_E": self.edges,
-            "BLOCK_H": self.heads,
-            "BLOCK_C": self.channels,
-            "num_warps": self.warps,
-            "enable_fp_fusion": FP_FUSION,
-        }
+        """What kernels are compiled for by the tile."""
+        return {"BLOCK_E": self.edges, "BLOCK_H": self.heads, "BLOCK_C": self.channels, "num_warps": self.warps}
 
 
 @functools.lru_cache(1024)
@@ -211,9 +211,21 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 4 else 1)
 
 
-def stack_arguments(models: int, heads: int) -> dict[str, Any]:
-    """The kernels' arguments for the heads of all models."""
-    return {"models": None if models == 1 else models, "EACH": heads // models}
+@functools.lru_cache(1024)
+def compiled_for(num_warps: int = 4, **sizes: Any) -> dict[str, Any]:
+    """Return a kernel's arguments for the sizes that it is compiled for, numbers or None."""
+    values: dict[str, Any] = dict.fromkeys(Sizes._fields)
+    values |= {name: tl.constexpr(size) for name, size in sizes.items() if size is not None}
+    return {
+        "SIZES": Sizes(**dict.fromkeys(Sizes._fields) | values),
+        "num_warps": num_warps,
+        "enable_fp_fusion": FP_FUSION,
+    }
+
+
+def stacked(models: int, heads: int, **sizes: Any) -> dict[str, Any]:
+    """Return a kernel's arguments for the heads of all models, and for the other sizes that it is compiled for."""
+    return {"models": None if models == 1 else models, **compiled_for(EACH=heads // models, **sizes)}
 
 
 class Walk:
@@ -222,12 +234,12 @@ class Walk:
     Attributes:
         items: the number of work items: the chunks of long rows, then the rows.
         slabs: the number of slabs of heads.
-        arguments: the kernels' arguments for the rows, chunks, heads and tile.
     """
 
     def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int, features: int) -> None:
-        ptr, self.chunks = edges.rowptr if side == "dst" else edges.transpose[0], chunks_of(edges, side)
-        self.models, self.heads, self.channels, self.device = models, heads, channels, ptr.device
+        by_dst, self.chunks = (edges.rowptr, edges.src, edges.perm), chunks_of(edges, side)
+        ptr, ends, ids = by_dst if side == "dst" else edges.transpose
+        self.models, self.heads, self.device = models, heads, ptr.device
         num_rows = ptr.numel() - 1
         row, start, *_ = (None, None) if self.chunks is None else self.chunks
         self.num_chunks = 0 if row is None else row.numel()
@@ -235,17 +247,12 @@ class Walk:
         degree = SPLIT if mostly_chunks else edges.num_edges / num_rows
         self.tile = tile_for(models, heads, channels, degree, features)
         self.items, self.slabs = self.num_chunks + num_rows, -(-heads // self.tile.heads)
-        self.arguments = {
-            "p_ptr": ptr,
-            "p_chunk_row": row,
-            "p_chunk_start": start,
-            "num_chunks": self.num_chunks,
-            **stack_arguments(models, heads),
-            "C": channels,
-            "SPLIT": SPLIT,
-            "STAGES": self.tile.stages,
-            **self.tile.blocks,
-        }
+        self._csr = {"csr": CSR(ptr, row, start, ends, ids), "num_chunks": self.num_chunks}
+        self._sizes = {"C": channels, "SPLIT": SPLIT, "STAGES": self.tile.stages, **self.tile.blocks}
+
+    def arguments(self, **sizes: Any) -> dict[str, Any]:
+        """Return a kernel's arguments for the rows, chunks, heads and tile, and for what else it is compiled for."""
+        return self._csr | stacked(self.models, self.heads, **self._sizes, **sizes)
 
     def hold(self, *widths: int) -> Tensor | None:
         """Room for a result of each chunk."""
