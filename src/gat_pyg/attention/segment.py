@@ -1,22 +1,23 @@
 """Attention edge by edge, on segment operations over the neighbourhoods: differentiable any number of times.
 
-Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; they are made a block of edges at a
-time, forward and backward, so that nothing of that size is ever held, except in forward mode. The segment operations
-are PyG's `segment`: torch_scatter's segment_csr, or torch's segment_reduce where that is missing. Both read the edges
-of a neighbourhood in their order, so the sums have the same bits every time, on a GPU too.
+Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; alpha is a sparse matrix for each
+head instead, so that nothing of that size is ever held, except in forward mode. The segment operations are PyG's
+`segment`: torch_scatter's segment_csr, or torch's segment_reduce where that is missing. Both, and torch's bags of
+embeddings, read the edges of a neighbourhood in their order: the sums have the same bits every time, on a GPU too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import segment
 
+from ..features.pattern import Pattern
+from ..features.products import sums
 from ..graph.edges import Edges
-from ..graph.remembered import NOT_OVER_THE_GRAPH
+from ..graph.remembered import NOT_OVER_THE_GRAPH, remembered
 from ..kernels.models import each_cotangent, in_forward_mode
 from ..philox import keep_mask
 from .score import Score, widened
@@ -25,16 +26,21 @@ from .score import Score, widened
 def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Attend over all neighbourhoods at once; arguments and results as in `reference.attend`."""
     alpha = weights(x, score, edges, factor)
-    src, dst = edges.wide
     dtype = torch.promote_types(x.dtype, alpha.dtype)
-    out = _weighted_sum(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
+    of_heads, (of_src, of_edge) = alpha.t().to(dtype), _patterns(edges)
+    out = sums(of_heads, x.to(dtype).transpose(0, 1), None, 0.0, of_src, False)  # [H, N_dst, C]
     if (values := score.edge_values) is not None:
         u, weight = (value.to(dtype) for value in values)
-        each = torch.arange(edges.num_edges, device=x.device)
-        per_head = edges.group(u).unsqueeze(1).expand(-1, x.size(1), -1)
-        sums = _weighted_sum(alpha.to(dtype), per_head, each, dst, edges.num_dst)
-        out = out + torch.einsum("nhd,hcd->nhc", sums, weight)
-    return out, edges.ungroup(alpha)
+        out = out + sums(of_heads, u, None, 0.0, of_edge, False) @ weight.mT
+    return out.transpose(0, 1), edges.ungroup(alpha)
+
+
+@remembered
+def _patterns(edges: Edges) -> tuple[Pattern, Pattern]:
+    """Return the matrices `[N_dst, N_src]` and `[N_dst, R]` with a non-zero for each edge."""
+    (src, _), perm = edges.wide, edges.perm
+    rows = torch.arange(edges.num_edges, device=src.device) if perm is None else perm.long()
+    return Pattern(edges.rowptr, src, edges.num_src, True), Pattern(edges.rowptr, rows, edges.num_rows, True)
 
 
 def weights(x: Tensor, score: Score, edges: Edges, factor: Tensor | None) -> Tensor:
@@ -121,113 +127,3 @@ class _Segment(torch.autograd.Function):
         if batch is None or any(dim is not None for dim in in_dims[1:]):
             raise NotImplementedError(NOT_OVER_THE_GRAPH)
         return _Segment.apply(per_edge.movedim(batch, -1), rowptr, dst, reduce), -1
-
-
-# Two sums over the edges, each the derivative of the other:
-#   out_i = sum_ij a_ij x_j     and     p_ij = <left_i, right_j>.
-# In forward mode plain torch computes both, and holds `[E, H, C]`: torch returns wrong second derivatives for the `jvp`
-# of an autograd function within another forward mode.
-
-
-def _weighted_sum(alpha: Tensor, x: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    if in_forward_mode():
-        messages = alpha.unsqueeze(-1) * x.index_select(0, src)
-        return messages.new_zeros(num_dst, *x.shape[1:]).index_add(0, dst, messages)
-    out: Tensor = _WeightedSum.apply(alpha, x, src, dst, num_dst)
-    return out
-
-
-def _products(left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    if in_forward_mode():
-        return (left.index_select(0, i) * right.index_select(0, j)).sum(-1)
-    out: Tensor = _Products.apply(left, right, i, j)
-    return out
-
-
-class _WeightedSum(torch.autograd.Function):
-    """Equation (4): weights `[E, H]` and features `[N, H, C]`, summed over the edges from `src` to `dst`."""
-
-    @staticmethod
-    def forward(alpha: Tensor, x: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-        out = x.new_zeros(num_dst, *x.shape[1:])
-        for block, (message,) in _blocks(x, src.numel(), buffers=1):
-            torch.index_select(x, 0, src[block], out=message)
-            message.mul_(alpha[block].unsqueeze(-1))
-            if out.is_cpu:
-                out.index_add_(0, dst[block], message)
-            else:  # by a stable sort: index_add_ adds atomically, in any order
-                out.index_put_((dst[block],), message, accumulate=True)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:4])
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        alpha, x, src, dst = ctx.saved_tensors
-        grad_alpha = _products(grad, x, dst, src) if ctx.needs_input_grad[0] else None
-        grad_x = _weighted_sum(alpha, grad, dst, src, x.size(0)) if ctx.needs_input_grad[1] else None
-        return grad_alpha, grad_x, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], alpha: Tensor, x: Tensor, *graph: Any) -> tuple[Tensor, int]:
-        alpha, x = _into_heads(info.batch_size, in_dims, alpha, x)
-        out: Tensor = _WeightedSum.apply(alpha, x, *graph)
-        return out.unflatten(1, (info.batch_size, -1)), 1
-
-
-class _Products(torch.autograd.Function):
-    """The inner product of the features at both ends of each edge: twice `[N, H, C]` to `[E, H]`."""
-
-    @staticmethod
-    def forward(left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        out = left.new_empty(i.numel(), left.size(1))
-        for block, (one, other) in _blocks(left, i.numel(), buffers=2):
-            torch.index_select(left, 0, i[block], out=one)
-            torch.index_select(right, 0, j[block], out=other)
-            torch.sum(one.mul_(other), -1, out=out[block])
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, i, j = ctx.saved_tensors
-        grad_left = _weighted_sum(grad, right, j, i, left.size(0)) if ctx.needs_input_grad[0] else None
-        grad_right = _weighted_sum(grad, left, i, j, right.size(0)) if ctx.needs_input_grad[1] else None
-        return grad_left, grad_right, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], left: Tensor, right: Tensor, *graph: Any
-    ) -> tuple[Tensor, int]:
-        left, right = _into_heads(info.batch_size, in_dims, left, right)
-        out: Tensor = _Products.apply(left, right, *graph)
-        return out.unflatten(1, (info.batch_size, -1)), 1
-
-
-def _blocks(x: Tensor, num_edges: int, buffers: int) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Blocks of edges, with buffers `[edges, H, C]` of a size that a core's cache holds; on a GPU few blocks do."""
-    size = (2 << 20) if x.device.type == "cpu" else (256 << 20)  # bytes
-    step = max(1, min(num_edges, size // (x.element_size() * max(1, x.size(1) * x.size(2)))))
-    held = [x.new_empty(step, *x.shape[1:]) for _ in range(buffers)]
-    for start in range(0, num_edges, step):
-        stop = min(start + step, num_edges)
-        yield slice(start, stop), [buffer[: stop - start] for buffer in held]
-
-
-def _into_heads(batch_size: int, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Fold the mapped axis of `[rows, H, ...]` into H: to the graph, a batch of features is more heads."""
-    if any(dim is not None for dim in in_dims[2:]):
-        raise NotImplementedError(NOT_OVER_THE_GRAPH)
-    return tuple(
-        (t.unsqueeze(1).expand(-1, batch_size, *[-1] * (t.dim() - 1)) if dim is None else t.movedim(dim, 1)).flatten(
-            1, 2
-        )
-        for t, dim in zip(tensors, in_dims, strict=False)
-    )

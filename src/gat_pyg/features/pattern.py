@@ -22,6 +22,7 @@ class Pattern:
         rowptr: `[rows + 1]`; row i holds the non-zeros `rowptr[i]:rowptr[i + 1]`.
         col: `[nnz]`, the column of each.
         num_cols: the number of columns.
+        by_torch: compute products by torch alone, without the kernels of this package.
 
     Example:
         >>> pattern = Pattern.of(torch.tensor([[0.0, 2.0, 3.0], [0.0, 0.0, 4.0]]).to_sparse_csr())
@@ -35,6 +36,7 @@ class Pattern:
     rowptr: Tensor
     col: Tensor
     num_cols: int
+    by_torch: bool = False
 
     @classmethod
     def of(cls, x: Tensor) -> Pattern:
@@ -59,7 +61,7 @@ class Pattern:
         with _lasting(self):
             col, place = torch.sort(self.col, stable=True)
             rowptr = index2ptr(col.long(), self.num_cols).to(col.dtype)
-            return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows), place
+            return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows, self.by_torch), place
 
 
 @remembered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from .sparse import _dropped
 
 # Two sums over the non-zeros, each the derivative of the other, of one matrix or of several with one pattern:
 #   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
-# In forward mode plain torch computes both, as in `attention.segment`.
+# In forward mode plain torch computes both, and holds all terms: torch returns wrong second derivatives for the `jvp`
+# of an autograd function within another forward mode.
 
 
 def sums(values: Tensor, weight: Tensor, seed: Tensor | None, p: Any, pattern: Pattern, back: bool) -> Tensor:
@@ -98,11 +98,14 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
-        batch = left.shape[:-2] or right.shape[:-2]
-        step = max(1, _BLOCK // max(1, left.size(-1) * math.prod(batch)))
+        if batch := left.shape[:-2] or right.shape[:-2]:
+            each = zip(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1), strict=True)
+            return torch.stack([_Products.forward(*operands, pattern) for operands in each])
+        step = max(1, (1 << 19 if left.is_cpu else 1 << 26) // max(1, left.size(1)))  # what a core's cache holds
+        left, right = left.contiguous(), right.contiguous()
         ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
-        blocks = [(left.index_select(-2, row) * right.index_select(-2, col)).sum(-1) for row, col in ends]
-        return torch.cat(blocks, -1)
+        blocks = [(left.index_select(0, row) * right.index_select(0, col)).sum(1) for row, col in ends]
+        return torch.cat(blocks)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
@@ -136,7 +139,7 @@ def _weighted_rows(
     """
     several = values.dim() > 1 or weight.dim() > 2 or any(isinstance(t, Tensor) and t.dim() > 0 for t in (seed, p))
     device = weight.device.type
-    if not several or torch.compiler.is_compiling() or missing_reason(device) is not None:
+    if not several or pattern.by_torch or torch.compiler.is_compiling() or missing_reason(device) is not None:
         return None
     out: Tensor | None = load_kernels("features", device).weighted_rows(values, weight, seed, p, pattern, back)
     return None if out is None else out.to(result_dtype(values, weight))
@@ -162,6 +165,3 @@ def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...])
             front[at] = t.expand(n, m, *t.shape[t.dim() - ndim :]).flatten(0, 1)
     out: Tensor = function.apply(*front, *rest)
     return out.unflatten(0, (n, m)), 0
-
-
-_BLOCK = 1 << 22  # numbers gathered at a time
