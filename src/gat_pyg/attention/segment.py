@@ -32,7 +32,7 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
     if (values := score.edge_values) is not None:
         u, weight = (value.to(dtype) for value in values)
         out = out + sums(of_heads, u, None, 0.0, of_edge, False) @ weight.mT
-    return out.transpose(0, 1), edges.ungroup(alpha)
+    return out.transpose(0, 1).contiguous(), edges.ungroup(alpha)
 
 
 @remembered
