@@ -173,17 +173,25 @@ def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.Mon
 
 @every_layer
 def test_gradients_read_no_memory_of_another_layout(name: str) -> None:
-    """Of what hooks return for the tensors that are saved, and of a gradient that another process computes."""
+    """Of what hooks return for the tensors that are saved, of a gradient that another process computes, and of features
+    that are changed after the call."""
     torch.manual_seed(0)
-    layer, edge_index = getattr(gat_pyg, name)(6, 5, heads=3).double(), torch.randint(0, N, (2, E))
+    layer, edge_index = getattr(gat_pyg, name)(6, 5, heads=3, edge_dim=3).double(), torch.randint(0, N, (2, E))
     x, grad = torch.randn(N, 6, dtype=torch.double, requires_grad=True), torch.randn(N, 15).double()
-    inputs = [x, *layer.parameters()]
-    out = layer(x, edge_index)
+    inputs, edge_attr = [x, *layer.parameters()], torch.randn(E, 3).double()
+    out = layer(x, edge_index, edge_attr)
     plain = torch.autograd.grad(out, inputs, grad, retain_graph=True)
     assert_close(torch.autograd.grad(out, inputs, AsyncCollectiveTensor(grad)), plain)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: torch.stack([t, t], -1)[..., 0]):
-        out = layer(x, edge_index)
+        out = layer(x, edge_index, edge_attr)
     assert_close(torch.autograd.grad(out, inputs, grad), plain)
+    out = layer(x, edge_index, edge_attr)
+    edge_attr.mul_(2)
+    if layer.add_self_loops:  # to a copy
+        assert_close(torch.autograd.grad(out, inputs, grad), plain)
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(out, inputs, grad)
 
 
 @every_layer

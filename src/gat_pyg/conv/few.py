@@ -116,6 +116,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     sizes = int(layer.heads), int(layer.out_channels)  # NumPy's integers are compiled for, each kind of them
     if edge_attr is not None:
         edge_attr = _in_order(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr, widens)
+        edge_attr = edge_attr.clone() if layer.add_self_loops else edge_attr  # the caller may write to its own
     row, in_edge = sizes[0] * sizes[1], 0 if edge_attr is None else edge_attr.size(1)
     width, kernels = row if layer.concat else sizes[1], load_kernels("attention.layer", "cpu")
     in_dst = (src if parameters[4] is None else end).size(1)  # one map of both ends
