@@ -165,6 +165,7 @@ SPILLS = {
     "3.7.1": {
         ("backward of dst, GATv2", 90, 3, 32, "bf16"): 4,
         ("backward of dst, GATv2 with dropout", 90, 8, 8, "fp32"): 6,
+        ("backward of dst, product with keys and features", 90, 4, 256, "fp32"): 2,
     },
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 11,
@@ -173,8 +174,9 @@ SPILLS = {
         ("backward of dst, GATv2 with features", 80, 8, 8, "bf16"): 3,
         ("backward of dst, GATv2 with features", 90, 3, 32, "bf16"): 2,
         ("backward of dst, GATv2 with features", 100, 8, 8, "bf16"): 2,
-        ("backward of dst, product with keys and features", 90, 4, 256, "fp32"): 2,
-        ("backward of dst, product with keys and features", 100, 4, 256, "fp32"): 2,
+        ("backward of dst, product with keys and features", 80, 4, 256, "fp32"): 2,
+        ("backward of dst, product with keys and features", 90, 4, 256, "fp32"): 12,
+        ("backward of dst, product with keys and features", 100, 4, 256, "fp32"): 12,
         ("backward of dst, GATv2 with dropout", 90, 8, 8, "bf16"): 135,
         ("backward of dst, GATv2 with dropout", 90, 16, 8, "fp32"): 74,
         ("backward of dst, GATv2 with dropout", 90, 80, 8, "fp32"): 85,

@@ -72,10 +72,10 @@ def _backward_dst_kernel(
             i_src = tl.load(csr.p_ends + start + o_e, mask=m_e, other=0)
             i_edge = edge_id(csr.p_ids, start + o_e, m_e)
             b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
+            b_attr = features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES)
             b_key = b_x
             if pair.p_key is not None:
                 b_key = gather_features(pair.p_key, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
-            b_attr = features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES)
             b_z = b_x + b_x_dst[None, :, :]
             b_z = embed(b_z, pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
             if pair.p_att is not None:
