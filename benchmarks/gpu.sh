@@ -36,7 +36,7 @@ pick() { if [ "$rehearsed" = 1 ]; then echo "$2"; else echo "$1"; fi; } # for a 
 slower=$(pick 1 6) # the interpreter beside other processes
 end=$((SECONDS + 520 * slower)) # with what comes before and after, nine minutes
 # what is missing costs rows or tests, and is named before the first second is spent
-for wheel in antlr4_python3_runtime hydra_core omegaconf scikit_learn torch_scatter; do
+for wheel in antlr4_python3_runtime hydra_core hypothesis lightning numba omegaconf pytest scikit_learn torch_scatter; do
     compgen -G "${wheels:-/nowhere}/$wheel-*.whl" >/dev/null || python3 -c "
 import importlib.util, sys
 names = {'antlr4_python3_runtime': 'antlr4', 'hydra_core': 'hydra', 'scikit_learn': 'sklearn'}
