@@ -52,18 +52,10 @@ class _Call:
 def attend(operation: Operation) -> Tensor:
     """Return O `[N_dst, H, C]`."""
     x, score, edges, edge_weight, seed, dropout = operation
-    if isinstance(edges, EdgeList):
-        return _attend_for_compiler(operation, keeps=False)[0]
     call = _Call(type(score), score.values, edges, _saves_output(operation))
     if in_forward_mode():
         return _by_segments(call, seed, dropout, x, edge_weight, *score.operands)
     return _Attend.apply(call, seed, dropout, x, edge_weight, *score.operands)[0]  # type: ignore[no-any-return]
-
-
-def attend_and_keep(operation: Operation) -> tuple[Tensor, Tensor]:
-    """Return O and k_ij `[R, H]`, -1 for rows without an edge, for a compiler."""
-    out, *_, keep = _attend_for_compiler(operation, keeps=True)
-    return out, keep
 
 
 def _saves_output(operation: Operation) -> bool:
@@ -255,7 +247,8 @@ def _backward(
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-def _attend_for_compiler(operation: Operation, keeps: bool) -> list[Tensor]:
+def attend_for_compiler(operation: Operation, keeps: bool) -> list[Tensor]:
+    """Return O, what the backward pass reads, and, if `keeps`, k_ij `[R, H]`, -1 for rows without an edge."""
     x, score, edges, edge_weight, seed, dropout = operation
     saves_output, operands = _saves_output(operation), (x, edge_weight, *score.operands)
     present, tensors = [operand is not None for operand in operands], _present(operands)

@@ -86,9 +86,8 @@ def attend(
                 out = out if out.dtype == dtype else out.to(dtype)
             else:
                 seed = draw_seed(x.device, dropout) if drops(dropout) else None
-                if not return_attention_weights:
-                    return fused.attend(Operation(x, score, edges, edge_weight, seed, dropout))
-                out, keep = fused.attend_and_keep(Operation(x, score, edges, edge_weight, seed, dropout))
+                operation = Operation(x, score, edges, edge_weight, seed, dropout)
+                out, *_, keep = fused.attend_for_compiler(operation, return_attention_weights)
             if not return_attention_weights:
                 return out
             return out, traced.weights(x, score, edges, edge_weight, keep).to(out.dtype)

@@ -231,5 +231,8 @@ class LayerNode(Node):
             wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
         call = Operation(x, score, edges, edge_weight, seed, dropout)
         of = ctx.kernels.backward(call, of_out, out, saved, wanted)
-        layer._before_back(x, score, of, grads)
+        if of.get("lin_edge") is not None:
+            grads["lin_edge.weight"] = of["lin_edge"].view_as(layer.lin_edge.weight)
+            grads["edge_attr"] = of.get("edge_attr")
+        layer._before_back(x, of, grads)
         return None, None, of.get("edge_weight"), *map(grads.get, names)

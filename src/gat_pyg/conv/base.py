@@ -79,7 +79,10 @@ class AttentionConv(MessageConv):
         edge_weight: OptTensor = None,
     ) -> Any:
         """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
-        return self._run(x, edge_index, edge_attr, edge_weight, bool(return_attention_weights))
+        return self._run(x, edge_index, edge_attr, edge_weight, self._returns_alpha(return_attention_weights))
+
+    def _returns_alpha(self, flag: bool | None) -> bool:
+        return bool(flag)
 
     def _run(
         self,

@@ -272,7 +272,7 @@ class GATConv(AttentionConv):
             return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
-    def _before_back(self: Any, z: Tensor, score: Score, of: dict[str, Any], grads: Grads) -> None:
+    def _before_back(self: Any, z: Tensor, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
         H, C, x = self.heads, self.out_channels, grads.tensors["x"]
         grad, of_src, of_dst, of_edge = of["x"], of["score_src"], of["score_dst"], of["score_edge"]

@@ -14,7 +14,6 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, Size
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
-from ..attention.pair import GATv2
 from ..attention.score import Score
 from .autograd_node import Grads
 from .base import AttentionConv
@@ -112,13 +111,9 @@ class GATv2Conv(AttentionConv):
         dim_size: int | None,
     ) -> Tensor:
         """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
-        x_edge: OptTensor = None
-        if edge_attr is not None and self.lin_edge is not None:
-            if edge_attr.dim() == 1:
-                edge_attr = edge_attr.view(-1, 1)
-            x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        score = dynamic_score(x_i, x_j, x_edge, self.att, self.negative_slope)
-        alpha = softmax(score, index, ptr, dim_size)
+        if edge_attr is not None and edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
+        alpha = softmax(dynamic_score(self, x_i, x_j, edge_attr), index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
     def _few_options(self, att: OptTensor, *_: None) -> tuple[Any, ...] | None:
@@ -127,14 +122,10 @@ class GATv2Conv(AttentionConv):
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Score | None:
         return gatv2_score(self, ends[1], edge_attr)
 
-    def _before_back(self: Any, x_l: Tensor, score: GATv2, of: dict[str, Any], grads: Grads) -> None:
+    def _before_back(self: Any, x_l: Tensor, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
         of_dst = None if of["x_dst"] is of["x"] else of.pop("x_dst")  # one where the features are
         grads.of_linear(of.pop("x").flatten(1), "x", "lin_l")  # freed before the next
         if of_dst is not None:
             grads.of_linear(of_dst.flatten(1), grads.end, "lin_l" if self.share_weights else "lin_r")
         grads["att"] = of["att"].view_as(self.att)
-        if score.edge_attr is not None:
-            grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)
-            if grads.needs["edge_attr"]:
-                grads["edge_attr"] = of["edge_attr"]

@@ -63,7 +63,8 @@ def features_with_loops(
     """
     num_loops = min(num_src, num_dst)
     if edges is not None and layer.flow == "source_to_target" and _is_summed(edge_attr, layer.fill_value):
-        if _is_constant(edge_attr) and missing_reason(edge_attr.device.type) is None and edge_attr.is_cpu:
+        constant = not (edge_attr.requires_grad or in_forward_mode() or torch._C._are_functorch_transforms_active())
+        if constant and edge_attr.is_cpu and missing_reason("cpu") is None:
             return load_kernels("features", "cpu").with_loops(edge_attr, edges, num_loops, layer.fill_value == "mean")
         loops = _sums_of_edges(edges, edge_attr, num_loops, layer.fill_value == "mean")
         return torch.cat([edge_attr, loops])
@@ -86,11 +87,6 @@ def _is_summed(edge_attr: Tensor, fill_value: float | Tensor | str) -> bool:
     return is_sum and edge_attr.dtype in (torch.float32, torch.float64)
 
 
-def _is_constant(x: Tensor) -> bool:
-    """Return True if nothing differentiates or maps a function of x."""
-    return not (x.requires_grad or in_forward_mode() or torch._C._are_functorch_transforms_active())
-
-
 def _sums_of_edges(edges: Edges, edge_attr: Tensor, num_loops: int, mean: bool) -> Tensor:
     """Return the sum or mean of the features of each node's edges, `[E, D]` or `[E]`, for the loops that are added.
 
@@ -98,10 +94,7 @@ def _sums_of_edges(edges: Edges, edge_attr: Tensor, num_loops: int, mean: bool) 
     """
     pattern, count = _incoming(edges, num_loops)
     x = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-    if _is_constant(x):
-        total = torch.embedding_bag(x, pattern.col, pattern.rowptr, include_last_offset=True)[0]
-    else:
-        total = sums(x.new_ones(pattern.col.numel()), x, None, 0.0, pattern, False)
+    total = sums(x.new_ones(pattern.col.numel()), x, None, 0.0, pattern, False)
     total = total / count if mean else total
     return total[:num_loops].view(-1, *edge_attr.shape[1:])
 

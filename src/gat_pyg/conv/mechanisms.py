@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,10 +77,7 @@ class DynamicAttention(nn.Module):
 
     def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Tensor:
         """`[E, H, C]` of each edge's dst and src, and its features `[E, D]`, to scores `[E, H]`."""
-        x_edge: OptTensor = None
-        if edge_attr is not None and self.lin_edge is not None:
-            x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        return dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
+        return dynamic_score(self, x_dst, x_src, edge_attr)
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Score | None:
         """The same for all edges at once, from the features of dst and src; None if W_e is not a plain product."""
@@ -122,19 +119,13 @@ class CosineSimilarity(nn.Module):
         return Dot(query.to(dtype), key=unit.to(dtype))
 
 
-class Mechanism(NamedTuple):
-    """A mechanism by name: a module, or a score that the layer computes itself, with or without attention vectors."""
-
-    build: Callable[..., nn.Module] | None = None  # arguments: heads, out_channels, edge_dim, negative_slope
-    vectors: bool = False
-
-
-MECHANISMS: dict[str, Mechanism] = {
-    "additive": Mechanism(vectors=True),
-    "constant": Mechanism(),
-    "dot": Mechanism(lambda *_: DotProduct()),
-    "gatv2": Mechanism(DynamicAttention),
-    "cosine": Mechanism(lambda heads, *_: CosineSimilarity(heads)),
+# A function of heads, out_channels, edge_dim and negative_slope that builds a module, or None where the layer scores
+MECHANISMS: dict[str, Callable[..., nn.Module] | None] = {
+    "additive": None,
+    "constant": None,
+    "dot": lambda *_: DotProduct(),
+    "gatv2": DynamicAttention,
+    "cosine": lambda heads, *_: CosineSimilarity(heads),
 }
 
 
@@ -153,12 +144,7 @@ def build_mechanism(
         ValueError: if the name is unknown, or the mechanism cannot have edge features.
     """
     if callable(mechanism) and not isinstance(mechanism, nn.Module):
-        options = {
-            "heads": heads,
-            "out_channels": out_channels,
-            "edge_dim": edge_dim,
-            "negative_slope": negative_slope,
-        }
+        options = {"heads": heads, "out_channels": out_channels, "edge_dim": edge_dim, "negative_slope": negative_slope}
         bound = getattr(mechanism, "keywords", {})  # a functools.partial has some
         taken = [name for name in inspect.signature(mechanism).parameters if name in options and name not in bound]
         mechanism = mechanism(**{name: options[name] for name in taken})
@@ -167,7 +153,7 @@ def build_mechanism(
     if not isinstance(mechanism, str) or mechanism not in MECHANISMS:
         known = ", ".join(map(repr, MECHANISMS))
         raise ValueError(f"mechanism is {mechanism!r}, expected {known} or a module, or its class.")
-    build, vectors = MECHANISMS[mechanism]
+    build, vectors = MECHANISMS[mechanism], mechanism == "additive"
     if build is not None:
         return build(heads, out_channels, edge_dim, negative_slope), vectors
     if edge_dim is not None and not vectors:
@@ -177,7 +163,7 @@ def build_mechanism(
 
 def scored_by_layer(mechanism: Any) -> bool:
     """Return True for the names of the paper's two mechanisms, which need no module."""
-    return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].build is None
+    return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism] is None
 
 
 def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: OptTensor) -> Score | None:
@@ -230,7 +216,9 @@ def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Score | N
     return GATv2(x_dst, layer.att[0], layer.negative_slope, edge_attr, per_head(layer.lin_edge, layer.heads))
 
 
-def dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:
-    """Return GATv2's scores `[E, H]` of the projected features of each edge and its ends, `[E, H, C]`."""
-    x = x_dst + x_src if x_edge is None else x_dst + x_src + x_edge
-    return (F.leaky_relu(x, negative_slope) * att).sum(dim=-1)
+def dynamic_score(layer: Any, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
+    """Return GATv2's scores `[E, H]` of the projected features of each edge's ends, `[E, H, C]`, and of its own."""
+    x = x_dst + x_src
+    if edge_attr is not None and layer.lin_edge is not None:
+        x = x + layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
+    return (F.leaky_relu(x, layer.negative_slope) * layer.att).sum(dim=-1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
@@ -40,7 +40,8 @@ class TransformerConv(AttentionConv):
         bias: add a learnable bias to the projections of nodes.
         root_weight: add W_1 h_i.
 
-    All other arguments are those of `GATConv`.
+    All other arguments are those of `GATConv`. As in PyG's layer, any value of `return_attention_weights` but None
+    returns alpha, before dropout.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -94,22 +95,14 @@ class TransformerConv(AttentionConv):
         self.lin_beta = Linear(3 * total, 1, bias=False) if self.beta else None
         self.reset_parameters()
 
-    def forward(
-        self,
-        x: Tensor | PairTensor,
-        edge_index: Adj,
-        edge_attr: OptTensor = None,
-        return_attention_weights: bool | None = None,
-        edge_weight: OptTensor = None,
-    ) -> Any:
-        """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x.
-
-        As in PyG's layer, any value of `return_attention_weights` but None returns alpha, before dropout.
-        """
+    def _run(self, x: Any, edge_index: Any, edge_attr: OptTensor, *others: Any) -> Any:
         has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
         if edge_attr is None and self.lin_edge is not None and not has_values:
             raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
-        return self._run(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
+        return super()._run(x, edge_index, edge_attr, *others)
+
+    def _returns_alpha(self, flag: bool | None) -> bool:
+        return flag is not None
 
     def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         dropped = weights and self.training and drops(self.dropout)  # alpha is returned before dropout
@@ -203,12 +196,8 @@ class TransformerConv(AttentionConv):
             grads.of_linear(of_skip, grads.end, "lin_skip")
         return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
 
-    def _before_back(self: Any, value: Tensor, score: Dot, of: dict[str, Any], grads: Grads) -> None:
+    def _before_back(self: Any, value: Tensor, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
-        if score.edge_attr is not None:
-            grads["lin_edge.weight"] = of["lin_edge"].view_as(self.lin_edge.weight)
-            if grads.needs["edge_attr"]:
-                grads["edge_attr"] = of["edge_attr"]
         grads.of_linear(of["x_dst"].flatten(1), grads.end, "lin_query")
         of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
         width = of_key.size(1)
