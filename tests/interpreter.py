@@ -80,8 +80,9 @@ def items_of(function: Any) -> dict[str, list[str]]:
     items = {}
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         if isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-            both = zip(target.elts, value.elts, strict=True) if isinstance(value, ast.Tuple) else [(target, value)]  # type: ignore[attr-defined]
+            both = [(node.targets[0], node.value)]
+            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                both = [*zip(node.targets[0].elts, node.value.elts, strict=True)]
             for names, call in both:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == "of_model":
                     items[ast.unparse(call.args[0])] = ast.unparse(names).strip("()").split(", ")
