@@ -19,7 +19,7 @@ from ..kernels.device import load_kernels, missing_reason
 from ..kernels.models import each_cotangent, in_forward_mode
 from ..philox import draw_seed, drops
 from .autograd_node import KINDS, Node, Plan, differentiated, parameters_of
-from .loops import features_with_loops
+from .loops import features_with_loops, is_sum
 
 FEW = 1 << 21  # products of one number, about a millisecond, below which one thread computes a layer
 PRODUCTS = 1 << 24  # the same of two numbers, in a linear map
@@ -195,6 +195,4 @@ def _fits(tensor: Tensor, number: int, dtype: torch.dtype) -> bool:
 
 def _maps_edges(layer: Any) -> bool:
     """Return True if a layer has a map of the features of edges, and loops without any, or with their sum or mean."""
-    fill = layer.fill_value
-    is_summed = not layer.add_self_loops or (isinstance(fill, str) and fill in ("mean", "add", "sum"))
-    return layer.lin_edge is not None and is_summed
+    return layer.lin_edge is not None and (not layer.add_self_loops or is_sum(layer.fill_value))

@@ -62,7 +62,8 @@ def features_with_loops(
         edges: its neighbourhoods with added loops; None in compiled code.
     """
     num_loops = min(num_src, num_dst)
-    if edges is not None and layer.flow == "source_to_target" and _is_summed(edge_attr, layer.fill_value):
+    summed = is_sum(layer.fill_value) and edge_attr.dtype in (torch.float32, torch.float64)
+    if edges is not None and layer.flow == "source_to_target" and summed:
         constant = not (edge_attr.requires_grad or in_forward_mode() or torch._C._are_functorch_transforms_active())
         if constant and edge_attr.is_cpu and missing_reason("cpu") is None:
             return load_kernels("features", "cpu").with_loops(edge_attr, edges, num_loops, layer.fill_value == "mean")
@@ -81,10 +82,9 @@ def features_with_loops(
     return torch.cat([edge_attr, fill[:num_loops]])
 
 
-def _is_summed(edge_attr: Tensor, fill_value: float | Tensor | str) -> bool:
-    """Return True if `_sums_of_edges` has what a fill value stands for."""
-    is_sum = isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
-    return is_sum and edge_attr.dtype in (torch.float32, torch.float64)
+def is_sum(fill_value: float | Tensor | str) -> bool:
+    """Return True for the sum or mean of the features of the edges that point to a node."""
+    return isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
 
 
 def _sums_of_edges(edges: Edges, edge_attr: Tensor, num_loops: int, mean: bool) -> Tensor:

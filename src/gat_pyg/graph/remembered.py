@@ -59,7 +59,7 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
             return make(key, *args, **kwargs)
         key = _beneath(key) if is_mutable else key
         others = [value for value in args if isinstance(value, Tensor)]
-        if not all(map(_is_versioned, [_owner(key), *others] if is_mutable else others)):
+        if not all(t.is_cpu or not t.is_inference() for t in ([_owner(key), *others] if is_mutable else others)):
             return make(key, *args, **kwargs)
         stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
         results, call = stored[1], (make, type(key), args, *ids_state(*others), *kwargs.items())
@@ -190,17 +190,11 @@ def _beneath(adjacency: Any) -> Any:
 
 
 def ids_state(*ids: Tensor) -> list[tuple[Any, ...]]:
-    """Return a state that changes when one of these tensors is written to or has its memory replaced."""
-    return [(_content(tensor), tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in ids]
+    """Return a state that changes when one of these tensors is written to or has its memory replaced.
 
-
-def _content(tensor: Tensor) -> Any:
-    """Return the checksum of a tensor; on devices other than a CPU, where it would cost a sync, its version."""
-    return checksum(tensor) if tensor.is_cpu else tensor._version
-
-
-def _is_versioned(tensor: Tensor) -> bool:
-    return tensor.is_cpu or not tensor.is_inference()
+    It has their checksums; on devices other than a CPU, where these would cost a sync, their versions.
+    """
+    return [(checksum(t) if t.is_cpu else t._version, t.data_ptr(), t.shape, t.stride()) for t in ids]
 
 
 def _state(adjacency: Tensor | SparseTensor) -> list[tuple[Any, ...]]:
