@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from ..attention.additive import Additive
 from ..attention.operation import attend
 from ..conv.checks import check_layer
+from ..conv.mechanisms import build_mechanism
 from ..features.dropout import dropout
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
@@ -67,7 +68,7 @@ class AuthorsConv(nn.Module):
         self.residual = residual
         self.weight = Parameter(torch.empty(heads, in_channels, out_channels))
         self.bias = Parameter(torch.empty(heads, out_channels))
-        vectors = mechanism == "additive"
+        _, vectors = build_mechanism(mechanism, heads, out_channels, None, negative_slope)
         self.att_src = Parameter(torch.empty(heads, out_channels)) if vectors else None
         self.att_dst = Parameter(torch.empty(heads, out_channels)) if vectors else None
         biased = vectors and "score_bias" in of_authors
