@@ -276,9 +276,9 @@ def _options(shape: Shape, slope: float | None, width: int) -> tuple[Any, ...]:
     if slope is not None:
         return number(slope), None, width + -width % 4, None
     wide = tile_of(width)
-    features: Any = (wide, wide, (), (0,) * 62) if width else None
+    features: Any = (wide, wide, ()) if width else None
     if 0 < width <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
-        features = wide, (shape.lanes, (0,) * (1 << len(wide))), shape.lanes, wide
+        features = wide, (shape.lanes, (0,) * (1 << len(wide))), shape.lanes
     return None, number(max(shape.channels, 1) ** -0.5), width, features
 
 

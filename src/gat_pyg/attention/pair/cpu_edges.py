@@ -3,7 +3,7 @@
 The scaled product applies W_e to a dst, not to its edges: p_i = W_e^T x_i, with <x_i, W_e u_ij> = <p_i, u_ij>, and W_e
 times a sum of u_ij. Buffers have p_i and these sums for the heads of a vector, `[H, D]`, D padded to whole vectors.
 `features` are the types of these vectors, `wide`, of those that are computed at once, `pad`, and of their `heads`: one
-vector has all heads where that is short enough, else one head, `()`, and part of its features. D is below `most`.
+vector has all heads where that is short enough, else one head, `()`, and part of its features.
 """
 
 from __future__ import annotations
@@ -30,13 +30,6 @@ def _stride(width: int, wide: Any) -> int:
 
 
 @inline
-def _parts(width: int, features: Any) -> Any:
-    """The first feature of each vector of one head; the compiler sees where there is one vector alone."""
-    wide, _, _, most = features
-    return range(0, min(width, 1 << len(most)), 1 << len(wide))
-
-
-@inline
 def project(to: Any, x: Any, row: Row, lin: Any, width: int, features: Any) -> None:
     """Fill a buffer with W_e^T x_i of each head of a dst; zeros for heads that do not exist. `lin` is `[H, C, D]`."""
     wide = features[0]
@@ -54,13 +47,13 @@ def project(to: Any, x: Any, row: Row, lin: Any, width: int, features: Any) -> N
 def dot_edges(row: Row, u: Any, ids: Any, width: int, features: Any, p_i: Any, e: Any, grad_i: Any,
               product: Any) -> None:  # fmt: skip
     """Add <p_i, u_ij> to e and <grad_i, u_ij> to `product`, if present, for all edges of a dst."""
-    wide, pad, heads, _ = features
+    wide, pad, heads = features
     for k in range(row.size):
         prefetch_edge(u, ids, row, k, width)
         at = row_of_edge(ids, row.begin + k) * width
         for h in range(0, row.width, 1 << len(heads)):
             part, other = splat(u, 0.0, pad), splat(u, 0.0, pad)
-            for d in _parts(width, features):
+            for d in range(0, width, 1 << len(wide)):
                 u_ij, of_head = repeat(load(u, at + d, wide, width - d), pad), h * _stride(width, wide) + d
                 part = part + u_ij * load(p_i, of_head, pad, None)
                 other = other + u_ij * load(grad_i, of_head, pad, None)
@@ -71,9 +64,9 @@ def dot_edges(row: Row, u: Any, ids: Any, width: int, features: Any, p_i: Any, e
 @inline
 def sum_edges(sums: Any, row: Row, u: Any, ids: Any, width: int, features: Any, weight: Any, shares: Any) -> None:
     """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
-    wide, pad, heads, _ = features
+    wide, pad, heads = features
     for h in range(0, row.width, 1 << len(heads)):
-        for d in _parts(width, features):
+        for d in range(0, width, 1 << len(wide)):
             part = splat(u, 0.0, pad)
             for k in range(row.size):
                 u_ij = repeat(load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d), pad)
@@ -154,10 +147,10 @@ def add_outer(blocks: Any, block: int, row: Row, x: Any, sums: Any, grad: Any, s
 def add_edges(grad_u: Any, row: Row, ids: Any, width: int, features: Any, p_i: Any, change: Any, grad_i: Any,
               weight: Any) -> None:  # fmt: skip
     """The gradient of each u_ij, the sum over the heads of `change` p_i + `weight` grad_i."""
-    wide, pad, heads, _ = features
+    wide, pad, heads = features
     for k in range(row.size):
         to = row_of_edge(ids, row.begin + k) * width
-        for d in _parts(width, features):
+        for d in range(0, width, 1 << len(wide)):
             part = splat(p_i, 0.0, pad)
             for h in range(0, row.width, 1 << len(heads)):
                 at, of_head = k * row.lanes + h, h * _stride(width, wide) + d
