@@ -8,6 +8,7 @@ compiled, but the branch for True always is, so that no branch of these has an `
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ...kernels.cpu.cache import compiled
@@ -29,7 +30,7 @@ from .cpu_steps import (
 __all__ = ["backward", "drop_of", "forward", "group", "numbers", "regions"]
 
 
-@compiled
+@functools.partial(compiled, allocates=False)
 def forward(
     memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
     edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
@@ -76,7 +77,7 @@ def forward(
         mean_heads(of_heads, sizes, out)
 
 
-@compiled
+@functools.partial(compiled, allocates=False)
 def backward(
     memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
     edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int,

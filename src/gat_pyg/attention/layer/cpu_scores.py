@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.cache import inline, step
 from ...kernels.cpu.vector import LANES, lane_sum, leaky, load, pointer, splat
 from .cpu_steps import add, dot, put
 
 
-@compiled
+@step
 def additive(rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: Any, e: Any) -> None:
     """Equation (3): LeakyReLU(s_j + d_i + u_ij), without u if it is None."""
     src, rows = ends
@@ -22,7 +22,7 @@ def additive(rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: 
                 e[edge * heads + h] = z if z > 0 else slope * z
 
 
-@compiled
+@step
 def additive_back(
     rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: Any, change: Any, grad_s: Any, grad_d: Any,
     grad_u: Any,
@@ -43,7 +43,7 @@ def additive_back(
                     grad_u[rows[edge] * heads + h] += of
 
 
-@compiled
+@step
 def halves(x_: Any, a_: Any, sizes: Any, scores: Any) -> None:
     """<a, x_n> of each head."""
     (heads, channels), x, a = sizes, pointer(x_, 0), pointer(a_, 0)
@@ -52,7 +52,7 @@ def halves(x_: Any, a_: Any, sizes: Any, scores: Any) -> None:
             scores[n * heads + h] = dot(x, (n * heads + h) * channels, a, h * channels, channels)
 
 
-@compiled
+@step
 def halves_back(x_: Any, a_: Any, sizes: Any, of: Any, grad_x_: Any, grad_a_: Any) -> None:
     """Add the gradients of `halves`, that of a unless it is empty."""
     (heads, channels), x, a = sizes, pointer(x_, 0), pointer(a_, 0)
@@ -65,7 +65,7 @@ def halves_back(x_: Any, a_: Any, sizes: Any, of: Any, grad_x_: Any, grad_a_: An
                 add(grad_a, h * channels, of[here], x, here * channels, channels)
 
 
-@compiled
+@step
 def folded(att: Any, weight: Any, sizes: Any, out: Any) -> None:
     """a W_e of each head, `[H, D]`."""
     (heads, channels), depth = sizes, weight.size // att.size
@@ -76,7 +76,7 @@ def folded(att: Any, weight: Any, sizes: Any, out: Any) -> None:
                 out[h * depth + k] += att[c] * weight[c * depth + k]
 
 
-@compiled
+@step
 def folded_back(att: Any, weight: Any, sizes: Any, of: Any, grad_att: Any, grad_weight: Any) -> None:
     """Add the gradients of `folded`, each unless it is empty."""
     (heads, channels), depth = sizes, weight.size // att.size
@@ -98,7 +98,7 @@ def _other(of_src: Any, of_edges: Any, j: int, edge: int, count: int) -> Any:
     return values
 
 
-@compiled
+@step
 def pair(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: Any, of_edges_: Any, att_: Any,
          e: Any) -> None:  # fmt: skip
     """a . LeakyReLU(x_i + x_j + W_e u_ij), or without a the scaled product, <x_i, k_j + W_e u_ij> times `slope`."""
@@ -121,7 +121,7 @@ def pair(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: Any, o
                 e[edge * heads + h] = slope * score if att_ is None else score
 
 
-@compiled
+@step
 def pair_back(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: Any, of_edges_: Any, att_: Any,
               change: Any, grad_dst_: Any, grad_key_: Any, grad_edges_: Any, grad_att_: Any) -> None:  # fmt: skip
     """Add the gradients of what `pair` reads, from that of the scores."""

@@ -6,18 +6,19 @@ saved is what the equations name: alpha and the factors k of dropout, `[E, H]`, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.cache import compiled, inline, step
 from ...kernels.cpu.draw import DRAWN, draw_row
 from ...kernels.cpu.rows import limits
 from ...kernels.cpu.vector import LANES, exp, lane_sum, load, pointer, splat, split_at, store
 
 
-@compiled
+@functools.partial(compiled, allocates=False)
 def group(pointers: Any, index_: int, size: int, num_src: int, num_dst: int, loops: int, graph_: int) -> Any:
     """Group few edges by dst, in order, with `loops` added loops in place of the graph's own, which stay with -1.
 
@@ -83,7 +84,7 @@ def drop_of(seed: Tensor, dropout: float) -> tuple[np.ndarray, np.ndarray]:
     return np.array([seed.item()]), limits((dropout,))
 
 
-@compiled
+@functools.partial(step, allocates=True)
 def draw_factors(drop: Any, rows: Any, heads: int, factors: Any) -> None:
     """k_ij, 0 or 1 / (1 - p), of each edge and head."""
     count = rows.size
@@ -95,7 +96,7 @@ def draw_factors(drop: Any, rows: Any, heads: int, factors: Any) -> None:
                 factors[edge * heads + head + h] = drawn[4 * edge + h]
 
 
-@compiled
+@step
 def fill_loops(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, values_: Any, back: bool) -> None:
     """Fill the values `[R, width]` of each added loop, the last edge of its node, with the sum or mean of the others';
     or, with `back`, add the gradient of what the loops have to that of the other edges."""
@@ -112,7 +113,7 @@ def fill_loops(rowptr: Any, rows: Any, first: int, loops: int, mean: bool, value
                 add(values, loop, share, values, rows[edge] * width, width)
 
 
-@compiled
+@step
 def softmax(rowptr: Any, heads: int, scores: Any) -> None:
     """Equation (2): the scores of each row to alpha, in place; 0 where no edge of a row has a weight."""
     e, end = pointer(scores, 0), scores.size
@@ -141,7 +142,7 @@ def softmax(rowptr: Any, heads: int, scores: Any) -> None:
                 e[edge * heads + h] *= share
 
 
-@compiled
+@step
 def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any,
           out_: Any) -> None:  # fmt: skip
     """Add equation (4): the sum of k alpha times the values of src, and of the edge if present, of each row."""
@@ -165,7 +166,7 @@ def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_:
                 put(out, here, total, rest)
 
 
-@compiled
+@step
 def softmax_back(
     rowptr: Any, ends: Any, sizes: Any, grad_: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any, change: Any,
     grad_values_: Any, grad_edges_: Any,
@@ -204,7 +205,7 @@ def softmax_back(
                 change[here] = alpha[here] * (change[here] - mean)
 
 
-@compiled
+@step
 def mean_heads(of_heads: Any, sizes: Any, out: Any) -> None:
     """Equation (6): add the mean of the heads."""
     heads, channels = sizes
@@ -213,7 +214,7 @@ def mean_heads(of_heads: Any, sizes: Any, out: Any) -> None:
             out[n] += of_heads[(n // channels * heads + h) * channels + n % channels] / heads
 
 
-@compiled
+@step
 def mean_heads_back(grad: Any, sizes: Any, of_heads: Any) -> None:
     """The gradient of the output of each head."""
     heads, channels = sizes

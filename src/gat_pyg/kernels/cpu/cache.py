@@ -25,15 +25,18 @@ import llvmlite
 import numba
 import numpy
 from numba import njit
+from numba._dynfunc import make_function  # type: ignore[import-not-found]
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 log = logging.getLogger(__name__)
 
 if numba.config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, and the CPU kernels need Numba's compiler. Unset it.")
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 INTERPRETED: Callable[[Callable[..., Any]], Any] | None = None  # in place of Numba's compiler, as the tests have one
 REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg call the layer once."
 REASONS = {  # why compiled kernels on disk are not used -> the remedy
@@ -47,16 +50,45 @@ FILES = sorted([*Path(__file__).parents[2].rglob("cpu*.py"), *Path(__file__).par
 SOURCES = hashlib.sha256(b"\0".join(file.read_bytes() for file in FILES)).hexdigest()
 
 
+class _Linked(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a step, which only the kernels that link it optimise and turn into machine code."""
+
+    def _optimize_final_module(self) -> None:
+        """Leave it to the kernel."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _Step(Compiler):  # type: ignore[misc]
+    """Numba's compiler, without machine code."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *arguments: Any) -> None:
+        super().__init__(typing, target, _Linked(target.codegen(), "step"), *arguments)
+        self.state.targetctx.get_executable = lambda library, description, environment: make_function(
+            description.lookup_module(), description.qualname, "", 0, environment, (library,)
+        )
+
+
+def step(function: Callable[..., Any], allocates: bool = False, **options: Any) -> Any:
+    """A step of kernels, which have one copy of it each. Only kernels can call it."""
+    return njit(pipeline_class=_Step, no_cpython_wrapper=True, _nrt=allocates, **options, **OPTIONS)(function)
+
+
 def inline(function: Callable[..., Any]) -> Any:
-    """A step of a kernel, inlined: a call would count references to each of its arrays. Only kernels can call it."""
-    return njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    """A step of a kernel, inlined: a call would count references to each of its arrays."""
+    return step(function, allocates=True, forceinline=True)
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
+def compiled(function: Callable[..., Any], allocates: bool = True) -> Any:
+    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it.
+
+    A kernel or step that allocates no arrays need not count references to any, which takes a fifth of the compilation.
+    """
     if INTERPRETED is not None:
         return INTERPRETED(function)
-    kernel = njit(**OPTIONS)(function)
+    kernel = njit(_nrt=allocates, **OPTIONS)(function)
     try:
         kernel._cache = _Cache(function)  # the attribute that cache=True sets
     except RuntimeError as error:  # no folder to write to or to read from

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from .cache import compiled, inline
+from .cache import inline, step
 from .vector import LANES, load, pointer, splat, store
 
 ROWS = 6  # of a product that are computed at once: with two vectors of AVX2 each, their sums fill its registers
@@ -40,7 +41,7 @@ def _six_rows(a: Any, b: Any, c: Any, i: int, j: int, depth: int, down: int, acr
     _add(c, to + 5 * width, six, count)
 
 
-@compiled
+@step
 def multiply(a_: Any, transposed: bool, b_: Any, c_: Any, rows: int, depth: int) -> None:
     """Add A B to C `[rows, width]`: A is `[rows, depth]`, or `[depth, rows]` if `transposed`, B `[depth, width]`."""
     width, (down, across) = c_.size // max(rows, 1), (1, rows) if transposed else (depth, 1)
@@ -60,7 +61,7 @@ def multiply(a_: Any, transposed: bool, b_: Any, c_: Any, rows: int, depth: int)
             _add(c, i * width + j, total, count)
 
 
-@compiled
+@functools.partial(step, allocates=True)
 def linear(x: Any, weight: Any, bias: Any, out: Any, rows: int) -> None:
     """x W^T + b; an empty W or b has no term."""
     width = out.size // max(rows, 1)
@@ -76,7 +77,7 @@ def linear(x: Any, weight: Any, bias: Any, out: Any, rows: int) -> None:
         multiply(x, rows < 0, columns, out, rows, depth)  # a literal would be compiled for
 
 
-@compiled
+@step
 def linear_back(grad: Any, x: Any, weight: Any, rows: int, grad_x: Any, grad_weight: Any, grad_bias: Any) -> None:
     """Add the gradients of `linear`, each unless it is empty."""
     width, no = grad.size // max(rows, 1), rows < 0  # a literal would be compiled for
