@@ -15,30 +15,18 @@ from ...kernels.cpu.cache import compiled
 from ...kernels.cpu.products import linear, linear_back
 from ...kernels.cpu.vector import all_elements_at, only_if, split_at
 from .cpu_scores import additive, additive_back, folded, folded_back, halves, halves_back, pair, pair_back
-from .cpu_steps import (
-    draw_factors,
-    drop_of,
-    fill_loops,
-    group,
-    mean_heads,
-    mean_heads_back,
-    softmax,
-    softmax_back,
-    weigh,
-)
+from .cpu_steps import draw_factors, drop_of, fill_loops, group, mean_heads, softmax, softmax_back, weigh
 
 __all__ = ["backward", "drop_of", "forward", "group", "numbers", "regions"]
 
 
 @functools.partial(compiled, allocates=False)
-def forward(
-    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
-    edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, out_: int,
-) -> None:  # fmt: skip
+def forward(memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any,
+            scaled: Any, edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int,
+            out_: int) -> None:  # fmt: skip
     """The output of the layer, and what `backward` reads."""
     (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
     tensors, padding = all_elements_at(floats, places, numbers), size + max(loops, 0) - count
-    no = size < 0  # a literal would be compiled for
     x, x_dst, edge_attr, value_map, value_bias, key_map, key_bias, dst_map, dst_bias, edge_map = tensors[:10]
     skip_map, skip_bias, att, att_dst, att_edge = tensors[10:]
     value, key, dst, of_edges, s, d, folds, alpha, k, of_heads, _ = split_at(floats, saved_, regions)
@@ -54,10 +42,9 @@ def forward(
     if edged is not None:
         if halved is not None:
             folded(att_edge, edge_map, sizes, folds)
-            edge_map = folds
         part = of_edges[: of_edges.size // (size + max(loops, 0)) * size]
-        linear(edge_attr, edge_map, skip_bias[:0], part, size)
-        fill_loops(rowptr, rows, size, loops, mean, of_edges, no)
+        linear(edge_attr, folds if folds.size else edge_map, skip_bias[:0], part, size)
+        fill_loops(rowptr, rows, size, loops, mean, of_edges, size < 0)
     if halved is not None:
         halves(value, att, sizes, s)
         halves(dst, att_dst, sizes, d)
@@ -71,18 +58,16 @@ def forward(
         draw_factors(drop, rows, sizes[0], k)
     linear(x_dst, skip_map, skip_bias, out, num_dst)
     of_heads[:] = 0
-    total = out if concat else of_heads
-    weigh(rowptr, ends, sizes, alpha, only_if(drop, k), value, only_if(scaled, only_if(edged, of_edges)), total)
+    total, of_edge = out if concat else of_heads, only_if(scaled, only_if(edged, of_edges))
+    weigh(rowptr, ends, sizes, alpha, only_if(drop, k), value, of_edge, total)
     if not concat:
-        mean_heads(of_heads, sizes, out)
+        mean_heads(of_heads, sizes, out, size < 0)  # a literal would be compiled for
 
 
 @functools.partial(compiled, allocates=False)
-def backward(
-    memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any, scaled: Any,
-    edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int, grad_: int, work_: int,
-    grads_: Any,
-) -> None:  # fmt: skip
+def backward(memory: Any, counts: Any, sizes: Any, slope: Any, concat: bool, mean: bool, halved: Any, paired: Any,
+             scaled: Any, edged: Any, drop: Any, graph_: int, numbers: Any, places: Any, regions: Any, saved_: int,
+             grad_: int, work_: int, grads_: Any) -> None:  # fmt: skip
     """The gradients of all tensors that `grads_` has a place for; `work` is zeros, for the gradients of `regions`."""
     (pointers, floats), (num_src, num_dst, size, loops, count, out_size) = memory, counts
     tensors, of = all_elements_at(floats, places, numbers), all_elements_at(floats, grads_, numbers)
@@ -97,22 +82,17 @@ def backward(
     to_value, to_key, to_dst, to_edges, to_s, to_d, to_folds = split_at(floats, work_, regions)[:7]
     change, _, to_heads, to_att = split_at(floats, work_, regions)[7:]
     padding, (grad,) = size + max(loops, 0) - count, split_at(floats, grad_, (out_size,))
-    yes = size >= 0  # a literal would be compiled for
     rowptr, src, _, rows = split_at(pointers, graph_, (num_dst + 1, count, padding, count))
     slope, ends, has_dst = floats.dtype.type(slope), (src, rows), dst.size > 0
     if not x_dst.size:
         x_dst, of_x_dst = x, of_x
     if not has_dst:
         dst, to_dst = value, to_value
-    if concat:
-        to_heads = grad
-    else:
-        mean_heads_back(grad, sizes, to_heads)
+    if not concat:
+        mean_heads(to_heads, sizes, grad, size >= 0)  # a literal would be compiled for
     of_edge, to_edge = only_if(edged, of_edges), only_if(edged, to_edges)
-    softmax_back(
-        rowptr, ends, sizes, to_heads, alpha, only_if(drop, k), value, only_if(scaled, of_edge), change, to_value,
-        only_if(scaled, to_edge),
-    )  # fmt: skip
+    softmax_back(rowptr, ends, sizes, grad if concat else to_heads, alpha, only_if(drop, k), value,
+                 only_if(scaled, of_edge), change, to_value, only_if(scaled, to_edge))  # fmt: skip
     if halved is not None:
         additive_back(rowptr, ends, sizes[0], slope, s, d, of_edge, change, to_s, to_d, to_edge)
         halves_back(value, att, sizes, to_s, to_value, of_att)
@@ -120,9 +100,8 @@ def backward(
     if scaled is not None:
         pair_back(rowptr, ends, sizes, slope, dst, key, of_edge, None, change, to_dst, to_key, to_edge, None)
     if paired is not None:
+        to_att = of_att if of_att.size else to_att
         pair_back(rowptr, ends, sizes, slope, dst, value, of_edge, att, change, to_dst, to_value, to_edge, to_att)
-        for at in range(of_att.size):
-            of_att[at] = to_att[at]
     linear_back(to_value, x, value_map, num_src, of_x, of_value_map, of_value_bias)
     linear_back(to_key, x, key_map, num_src, of_x if key.size else of_x[:0], of_key_map, of_key_bias)
     if has_dst:
@@ -130,13 +109,12 @@ def backward(
         linear_back(to_dst, x_dst, map_, num_dst, of_x_dst, of_map, of_dst_bias)
     linear_back(grad, x_dst, skip_map, num_dst, of_x_dst if skip_map.size else of_x_dst[:0], of_skip_map, of_skip_bias)
     if edged is not None:
-        fill_loops(rowptr, rows, size, loops, mean, to_edges, yes)
+        fill_loops(rowptr, rows, size, loops, mean, to_edges, size >= 0)
         part = to_edges[: to_edges.size // (size + max(loops, 0)) * size]
+        map_, of_map = (folds, to_folds) if folds.size else (edge_map, of_edge_map)
+        linear_back(part, edge_attr, map_, size, of_attr, of_map, grad[:0])
         if halved is not None:
-            linear_back(part, edge_attr, folds, size, of_attr, to_folds, grad[:0])
             folded_back(att_edge, edge_map, sizes, to_folds, of_att_edge, of_edge_map)
-        else:
-            linear_back(part, edge_attr, edge_map, size, of_attr, of_edge_map, grad[:0])
 
 
 def numbers(num_src: int, num_dst: int, size: int, row: int, out_size: int, features: Any) -> tuple[int, ...]:

@@ -23,10 +23,8 @@ def additive(rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: 
 
 
 @step
-def additive_back(
-    rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: Any, change: Any, grad_s: Any, grad_d: Any,
-    grad_u: Any,
-) -> None:  # fmt: skip
+def additive_back(rowptr: Any, ends: Any, heads: int, slope: Any, s: Any, d: Any, u: Any, change: Any, grad_s: Any,
+                  grad_d: Any, grad_u: Any) -> None:  # fmt: skip
     """Add the gradients of the terms from that of the scores."""
     src, rows = ends
     for i in range(rowptr.size - 1):
@@ -141,12 +139,8 @@ def pair_back(rowptr: Any, ends: Any, sizes: Any, slope: Any, dst_: Any, key_: A
                         of_term = (slope * of) * x_i
                         of_dst = (slope * of) * term
                     else:
-                        put(
-                            grad_att,
-                            c,
-                            load(grad_att, c, LANES, count) + of * leaky(x_i + term, x_i + term, slope),
-                            count,
-                        )
+                        activated = leaky(x_i + term, x_i + term, slope)
+                        put(grad_att, c, load(grad_att, c, LANES, count) + of * activated, count)
                         of_term = leaky(of * load(att, c, LANES, count), x_i + term, slope)
                         of_dst = of_term
                     put(grad_dst, own, load(grad_dst, own, LANES, count) + of_dst, count)

@@ -154,10 +154,8 @@ def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_:
                 here, rest = (i * heads + h) * channels + c, channels - c
                 total = load(out, here, LANES, rest)
                 for edge in range(rowptr[i], rowptr[i + 1]):
-                    term, weight = (
-                        load(values, (src[edge] * heads + h) * channels + c, LANES, rest),
-                        alpha[edge * heads + h],
-                    )
+                    weight = alpha[edge * heads + h]
+                    term = load(values, (src[edge] * heads + h) * channels + c, LANES, rest)
                     if of_edges_ is not None:
                         term = term + load(of_edges, (rows[edge] * heads + h) * channels + c, LANES, rest)
                     if factors is not None:
@@ -167,18 +165,15 @@ def weigh(rowptr: Any, ends: Any, sizes: Any, alpha: Any, factors: Any, values_:
 
 
 @step
-def softmax_back(
-    rowptr: Any, ends: Any, sizes: Any, grad_: Any, alpha: Any, factors: Any, values_: Any, of_edges_: Any, change: Any,
-    grad_values_: Any, grad_edges_: Any,
-) -> None:  # fmt: skip
+def softmax_back(rowptr: Any, ends: Any, sizes: Any, grad_: Any, alpha: Any, factors: Any, values_: Any,
+                 of_edges_: Any, change: Any, grad_values_: Any, grad_edges_: Any) -> None:  # fmt: skip
     """The gradients of `weigh` and `softmax`: `change` is that of the scores, alpha (g - D) with D = sum_j alpha g.
 
     g = k <dO, values>. Added to the gradients of the values is k alpha dO.
     """
-    heads, channels = sizes
+    (heads, channels), (src, rows) = sizes, ends
     grad, values, of_edges = pointer(grad_, 0), pointer(values_, 0), pointer(of_edges_, 0)
     grad_values, grad_edges = pointer(grad_values_, 0), pointer(grad_edges_, 0)
-    src, rows = ends
     for i in range(rowptr.size - 1):
         for h in range(heads):
             mean, of = alpha.dtype.type(0), (i * heads + h) * channels
@@ -206,18 +201,13 @@ def softmax_back(
 
 
 @step
-def mean_heads(of_heads: Any, sizes: Any, out: Any) -> None:
-    """Equation (6): add the mean of the heads."""
+def mean_heads(of_heads: Any, sizes: Any, out: Any, back: bool) -> None:
+    """Equation (6): add the mean of the heads; or, with `back`, pass the gradient of the output to each head."""
     heads, channels = sizes
     for n in range(out.size):
         for h in range(heads):
-            out[n] += of_heads[(n // channels * heads + h) * channels + n % channels] / heads
-
-
-@step
-def mean_heads_back(grad: Any, sizes: Any, of_heads: Any) -> None:
-    """The gradient of the output of each head."""
-    heads, channels = sizes
-    for n in range(grad.size):
-        for h in range(heads):
-            of_heads[(n // channels * heads + h) * channels + n % channels] = grad[n] / heads
+            here = (n // channels * heads + h) * channels + n % channels
+            if back:
+                of_heads[here] = out[n] / heads
+            else:
+                out[n] += of_heads[here] / heads
