@@ -22,14 +22,19 @@ import numba
 
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
-from gat_pyg.kernels.cpu.cache import compiled
+from gat_pyg.kernels.cpu.cache import compiled, step
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="has no owner ids and modes")
 EVERY_PROCESS = f"every process compiles its kernels again, since no folder can be written. {cache.REMEDY}"
 
 
-def double(x: Any) -> Any:  # the cheapest kernel
+@step
+def twice(x: Any) -> Any:
     return 2 * x
+
+
+def double(x: Any) -> Any:  # the cheapest kernel with a step
+    return twice(x)
 
 
 def call(value: float = 1.5) -> tuple[float, bool]:
@@ -242,7 +247,7 @@ def test_an_edit_recompiles_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_file_of_a_kernel_is_among_the_sources() -> None:
     """Those of the kernels, and of all steps and constants that their modules import from the package."""
-    for name in ("attention.additive", "attention.pair", "features", "graph"):
+    for name in ("attention.additive", "attention.layer", "attention.pair", "features", "graph"):
         importlib.import_module(f"gat_pyg.{name}.cpu")
     for kernel in cache._LISTENER.kernels:
         module = sys.modules[kernel.__module__]
