@@ -1,12 +1,15 @@
 """Attention edge by edge, on segment operations over the neighbourhoods: differentiable any number of times.
 
 Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; alpha is a sparse matrix for each
-head instead, so that nothing of that size is ever held, except in forward mode. The largest scores are computed by
-PyG's `segment`: torch_scatter's segment_csr, or torch's segment_reduce where that is missing. The sums are torch's bags
-of embeddings, which add the edges of a neighbourhood in their order: the same bits every time, on a GPU too.
+head instead, so that nothing of that size is ever held, except in forward mode. The segment operations of the softmax
+are PyG's `segment`: torch_scatter's segment_csr, or torch's segment_reduce where that is missing. Both, and torch's
+bags of embeddings, read the edges of a neighbourhood in their order: the sums have the same bits every time, on a GPU
+too.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +18,8 @@ from torch_geometric.utils import segment
 from ..features.pattern import Pattern
 from ..features.products import sums
 from ..graph.edges import Edges
-from ..graph.remembered import remembered
-from ..kernels.models import in_forward_mode
+from ..graph.remembered import NOT_OVER_THE_GRAPH, remembered
+from ..kernels.models import each_cotangent, in_forward_mode
 from ..philox import keep_mask
 from .score import Score, widened
 
@@ -76,17 +79,51 @@ def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
 def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
     """The largest value of each neighbourhood, `[E, H]` to `[N_dst, H]`, 0 where none is finite; without a gradient."""
     per_edge = per_edge.detach()
-    if torch.compiler.is_compiling() or in_forward_mode() or torch._C._are_functorch_transforms_active():
+    if _by_pointers():
+        top: Tensor = _Segment.apply(per_edge, edges.rowptr, edges.wide[1], "max")
+    else:
         index = edges.wide[1].unsqueeze(1).expand_as(per_edge)
         top = per_edge.new_full((edges.num_dst, per_edge.size(1)), -torch.inf)
         top = top.scatter_reduce(0, index, per_edge, "amax")
-    else:
-        top = segment(per_edge.contiguous(), edges.rowptr, "max")
     return top.masked_fill(top.isinf(), 0.0)
 
 
 def segment_sum(per_edge: Tensor, edges: Edges) -> Tensor:
     """The sum over each neighbourhood, `[E, H]` grouped by dst to `[N_dst, H]`."""
-    if torch.compiler.is_compiling():
-        return per_edge.new_zeros(edges.num_dst, per_edge.size(1)).index_add(0, edges.wide[1], per_edge)
-    return sums(per_edge.new_ones(edges.num_edges), per_edge, None, 0.0, _patterns(edges)[1], False)
+    dst = edges.wide[1]
+    if _by_pointers():
+        total: Tensor = _Segment.apply(per_edge, edges.rowptr, dst, "sum")
+        return total
+    return per_edge.new_zeros(edges.num_dst, per_edge.size(1)).index_add(0, dst, per_edge)
+
+
+def _by_pointers() -> bool:
+    return not in_forward_mode() and not torch.compiler.is_compiling()
+
+
+class _Segment(torch.autograd.Function):
+    """PyG's `segment`. Its own backward has no second derivative; a gather has derivatives of any order."""
+
+    @staticmethod
+    def forward(per_edge: Tensor, rowptr: Tensor, dst: Tensor, reduce: str) -> Tensor:
+        reduced: Tensor = segment(per_edge.contiguous(), rowptr, reduce)
+        return reduced
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (dst,) = ctx.saved_tensors
+        return grad.index_select(0, dst), None, None, None  # gradient of the sum; callers of the max never need one
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], per_edge: Tensor, rowptr: Tensor, dst: Tensor, reduce: str
+    ) -> tuple[Tensor, int]:
+        batch = in_dims[0]
+        if batch is None or any(dim is not None for dim in in_dims[1:]):
+            raise NotImplementedError(NOT_OVER_THE_GRAPH)
+        return _Segment.apply(per_edge.movedim(batch, -1), rowptr, dst, reduce), -1
