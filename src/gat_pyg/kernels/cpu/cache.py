@@ -77,8 +77,11 @@ def step(function: Callable[..., Any], allocates: bool = False, **options: Any) 
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A step of a kernel, inlined: a call would count references to each of its arrays."""
-    return step(function, allocates=True, forceinline=True)
+    """A step of a kernel, inlined: a call would count references to each of its arrays. Only kernels can call it.
+
+    It is optimised before it is inlined: kernels of large graphs are faster so.
+    """
+    return njit(forceinline=True, no_cpython_wrapper=True, **OPTIONS)(function)
 
 
 def compiled(function: Callable[..., Any], allocates: bool = True) -> Any:

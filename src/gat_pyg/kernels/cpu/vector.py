@@ -348,7 +348,13 @@ def fold(context: Any, vector: Any, width: Any) -> Any:
 def _shuffled(lanes: Any) -> Any:
     """Return the code for a vector of these lanes of another one."""
     picked = indices(lanes)
-    return lambda context, builder, signature, args: builder.shuffle_vector(args[0], args[0], picked)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if args[0].type.count == 1:  # LLVM makes slower code of shuffles of a single lane
+            return splat_value(builder, builder.extract_element(args[0], ir.Constant(I32, 0)), picked.type.count)
+        return builder.shuffle_vector(args[0], args[0], picked)
+
+    return codegen
 
 
 @intrinsic(prefer_literal=True)
