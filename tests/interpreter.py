@@ -10,13 +10,11 @@ array and the index; so does one outside of the model that the kernel is called 
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import itertools
 import runpy
 import sys
-import textwrap
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -63,40 +61,23 @@ class Memory:
 def interpreted(kernel: Any) -> Callable[..., Any]:
     """Return a kernel, compiled or not, as a function that runs in Python and checks every access."""
     function: FunctionType = getattr(kernel, "py_func", kernel)
-    names = inspect.signature(function).parameters
+    names = [name.rstrip("_") for name in inspect.signature(function).parameters]
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
-        checked = functools.partial(_checked, items=items_of(function))
-        operands = [checked(arg, f"{function.__name__}: {name}") for name, arg in zip(names, args, strict=True)]
+        operands = [_checked(arg, f"{function.__name__}: {name}") for name, arg in zip(names, args, strict=True)]
         with np.errstate(all="ignore"):
             return _in_python(function)(*operands)
 
     return run
 
 
-def items_of(function: Any) -> dict[str, list[str]]:
-    """Return the names that a kernel gives to the arrays of each of its tuples, by the name of the tuple."""
-    items = {}
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
-        if isinstance(node, ast.Assign):
-            both = [(node.targets[0], node.value)]
-            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                both = [*zip(node.targets[0].elts, node.value.elts, strict=True)]
-            for names, call in both:
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "of_model":
-                    items[ast.unparse(call.args[0])] = ast.unparse(names).strip("()").split(", ")
-    return items
-
-
-def _checked(argument: Any, name: str, items: dict[str, list[str]]) -> Any:
+def _checked(argument: Any, name: str) -> Any:
     """Return an argument with `Memory` in place of every array in it."""
     if isinstance(argument, np.ndarray):
-        return Memory(argument, name.rstrip("_"))
+        return Memory(argument, name)
     if isinstance(argument, tuple):
-        kernel, _, own = name.rpartition(": ")
-        names = [f"{kernel}: {item}" for item in items.get(own, ())] or [f"{name}[{at}]" for at in range(len(argument))]
-        return tuple(_checked(item, at, items) for at, item in zip(names, argument, strict=True))
+        return tuple(_checked(item, f"{name}[{at}]") for at, item in enumerate(argument))
     return argument
 
 
@@ -115,37 +96,10 @@ def _in_python(function: FunctionType) -> FunctionType:
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}  # by the name of the operation for LLVM that each stands for
-NEUTRAL = {"pointer", "load", "store", "per_feature"}  # of None is None
-
-
-class Vector(np.ndarray):
-    """The lanes of a vector. None is neutral in a sum or product, as in `vector.py`."""
-
-    def __add__(self, other: Any) -> Any:
-        return self if other is None else super().__add__(other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self if other is None else super().__sub__(other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self if other is None else super().__mul__(other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self + other
-
-    def __rmul__(self, other: Any) -> Any:
-        return self * other
 
 
 def _operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(first: Any, *args: Any) -> Any:
-        if first is None and function.__name__ in NEUTRAL:
-            return None
-        result = function(first, *args)
-        return result.view(Vector) if isinstance(result, np.ndarray) else result
-
-    OPERATIONS[function.__name__] = run
+    OPERATIONS[function.__name__] = function
     return function
 
 
@@ -168,11 +122,18 @@ def _number(array: Memory) -> Any:
 
 @_operation
 def only_if(flag: Any, value: Any) -> Any:
-    return None if all(each is None for each in (flag if isinstance(flag, tuple) else [flag])) else value
+    return None if flag is None else value
 
 
 @_operation
-def pointer(array: Memory | np.ndarray, offset: int) -> Memory:
+def only_if_any(flags: tuple[Any, ...], value: Any) -> Any:
+    return None if all(flag is None for flag in flags) else value
+
+
+@_operation
+def pointer(array: Memory | np.ndarray | None, offset: int) -> Memory | None:
+    if array is None:
+        return None
     if isinstance(array, np.ndarray):  # a kernel's own
         array = Memory(array, "a buffer")
     return Memory(array.values, array.name, array.start + offset, array.low, array.high)
@@ -297,6 +258,11 @@ def per_head(x: np.ndarray, width: Any) -> Any:
         low[:, : high.shape[1]] += high
         heads = low
     return heads[:, 0].copy()
+
+
+@_operation
+def constant(array: Memory, value: int) -> Any:
+    return _number(array).type(value)
 
 
 @_operation

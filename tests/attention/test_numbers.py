@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import mmap
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,6 @@ from tests.attention.comparisons import (
     wide,
 )
 from tests.graphs import BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph
-from tests.interpreter import items_of
 from tests.laws import SIZES, assert_close, edges_of
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, leaves_of
 
@@ -188,18 +188,18 @@ BY_NODE |= {"grad_key", "key", "p", "out_u", "grad_out_u", "grad_p", "grad_x", "
 BY_ID = {"src", "dst", "row", "slot"}
 
 
-def arrays_of(value: Any, name: str, items: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays in an argument of a kernel, by name; `items` are the names of those in a tuple."""
+def arrays_of(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays in an argument of a kernel, by name."""
     if isinstance(value, np.ndarray):
         yield name.rstrip("_"), value
-    for item, each in zip(items.get(name, ()), value if name in items else (), strict=True):
-        yield from arrays_of(each, item, items)
+    elif name == "chunks":
+        yield from zip(("bounds", "row", "slot"), value, strict=True)
 
 
-def replaced(value: Any, name: str, items: Any, arrays: Iterator[np.ndarray]) -> Any:
+def replaced(value: Any, name: str, arrays: Iterator[np.ndarray]) -> Any:
     """The argument with other arrays in it, in the order of `arrays_of`."""
-    if name in items:
-        return tuple(replaced(each, item, items, arrays) for item, each in zip(items[name], value, strict=True))
+    if name == "chunks":
+        return tuple(itertools.islice(arrays, len(value)))
     return next(arrays) if isinstance(value, np.ndarray) else value
 
 
@@ -231,11 +231,11 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     in_mode(monkeypatch, speed)
     run, seen = rows.run, []
 
-    def run_twice(kernel: Any, shape: Any, job: Any, *passed: Any) -> None:
-        args, named = rows._elements(passed), list(inspect.signature(kernel.py_func).parameters)[3:]
-        items = {"chunks": ["bounds", "row", "slot"], **items_of(kernel.py_func)}
-        near = [array for name, value in zip(named, args, strict=True) for array in arrays_of(value, name, items)]
-        start = {steps._summarise: first, pair._finish: first // pair.BLOCK}.get(kernel, 0)
+    def run_twice(kernel: Any, dtype: Any, job: Any, *passed: Any) -> None:
+        args = [elements(value) if isinstance(value, torch.Tensor) else value for value in passed]
+        named = list(inspect.signature(kernel.py_func).parameters)[1:]
+        near = [array for name, value in zip(named, args, strict=True) for array in arrays_of(value, name)]
+        start = {additive._dense: first, steps._head_dots: first, pair._finish: first // pair.BLOCK}.get(kernel, 0)
         there = [
             far(value, graph.num_src, first)
             if name in BY_NODE and value.size
@@ -247,12 +247,11 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
             for name, value in near
         ]
         arrays = iter(there)
-        moved = [replaced(value, name, items, arrays) for name, value in zip(named, args, strict=True)]
+        moved = [replaced(value, name, arrays) for name, value in zip(named, args, strict=True)]
         if "rows" in named:
             moved[named.index("rows")] += first
-        run(kernel, shape, job, *args)
-        work = start, start + job.bounds.size - 1, 0, 1, rows._buffers(job, shape.dtype)
-        kernel(work, shape.sizes, shape.layout, *moved)
+        run(kernel, dtype, job, *args)
+        kernel((start, start + job.bounds.size - 1, 0, 1, rows._buffers(job, dtype)), *moved)
         for (name, here), far_away in zip(near, there, strict=True):
             if name not in BY_ID:
                 assert np.array_equal(far_away[far_away.size - here.size :], here, equal_nan=True), (
@@ -273,7 +272,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     assert edges.src.dtype == torch.int32  # the ids themselves are short
     answer(leaves, edges, torch.ones(5, 1, channels), dropout=0.3)
     if names == ADDITIVE:
-        assert seen == ["_forward", "_summarise", "_backward"]
+        assert seen == ["_forward", "_dense", "_backward"]
     else:
         blocks = ["_finish"] * 2 * ("att" in names.split())
-        assert seen == ["_forward", "_summarise", "_backward_dst", "_backward_src", *blocks]
+        assert seen == ["_forward", "_head_dots", "_backward_dst", "_backward_src", *blocks]

@@ -160,8 +160,8 @@ def test_the_interpreted_kernels_compute_what_plain_torch_does(
 FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
     "another edge's src": (
         (additive, "_add_terms"),
-        "row.ids[row.begin + k]",
-        "row.ids[row.begin + k + 1]",
+        "np.int64(node[edge])",
+        "np.int64(node[edge + 1])",
         lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_forward: src\[8\] is out of bounds, its indices are 0 to 7",
     ),
@@ -173,7 +173,7 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
         r"_forward: src\[8\] is out of bounds",
     ),
     "the next row's result": (
-        (steps, "_gather"),
+        (steps, "_gather_together"),
         "store(out, row.to * row.channels",
         "store(out, (row.to + row.heads) * row.channels",
         lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
@@ -181,8 +181,8 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
     ),
     "a vector that is too long": (
         (steps, "_store_lse"),
-        "store(lse, at + row.heads, share, row.count)",
-        "store(lse, at + row.heads, share, None)",
+        "only_if(ragged, row.width)",
+        "None",
         lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_forward: lse\[21:25\] is out of bounds, its indices are 0 to 23",
     ),
@@ -208,7 +208,6 @@ def test_an_index_out_of_bounds_is_found(
     interpret()
     planted: dict[str, Any] = {}
     exec(source.split("\n", 1)[1].replace(old, new), function.__globals__, planted)  # without its decorator
-    planted[name].__wrapped__ = function
     monkeypatch.setattr(
         module, name, SimpleNamespace(py_func=planted[name]) if is_step else interpreter.interpreted(planted[name])
     )

@@ -15,11 +15,11 @@ from ..graph.memory import elements
 from ..kernels.cpu.cache import compiled, inline
 from ..kernels.cpu.draw import DRAWN, draw
 from ..kernels.cpu.rows import Job, Shape, run
-from ..kernels.cpu.vector import load, of_model, only_if, per_feature, pointer, splat, store
+from ..kernels.cpu.vector import load, of_model, only_if, pointer, splat, store
 
 
 @compiled
-def _keep(work: Any, sizes: Any, layout: Any, drop: Any, keep_: Any, four: Any) -> None:
+def _keep(work: Any, drop: Any, keep_: Any, four: Any) -> None:
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
     first, last, model, models, _ = work
     (keep,), ids = of_model((keep_,), model, models), pointer(drop[2], 0)
@@ -43,21 +43,34 @@ def _sum_tile(begin: int, end: int, col: Any, place: Any, values: Any, keep: Any
     total = splat(weight, 0.0, tile)
     for k in range(begin, end):
         at = np.int64(k) if place is None else np.int64(place[k])
-        value = per_feature(load(values, at, (), None) * load(keep, at - base, (), None), tile)
+        value = values[at]
+        if keep is not None:
+            value = value * keep[at - base]
         total = total + value * load(weight, np.int64(col[k]) * channels + c, tile, count)
     store(out, to + c, total, count)
 
 
 @compiled
 def _gather_rows(
-    work: Any, sizes: Any, layout: Any, rowptr: Any, col_: Any, place_: Any, values_: Any, own_values: Any,
-    weight_: Any, own_weight: Any, drop: Any, out_: Any, four: Any,
-) -> None:  # fmt: skip
+    work: Any,
+    rowptr: Any,
+    col_: Any,
+    place_: Any,
+    values_: Any,
+    own_values: Any,
+    weight_: Any,
+    own_weight: Any,
+    channels: Any,
+    drop: Any,
+    out_: Any,
+    tile: Any,
+    four: Any,
+) -> None:
     """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own.
 
     With `place`, the value of non-zero k is at place[k].
     """
-    (first, last, model, models, buffers), channels, tile = work, sizes[1], layout[2]
+    first, last, model, models, buffers = work
     col, place, width = pointer(col_, 0), pointer(place_, 0), 1 << len(tile)
     (values,) = of_model((values_,), min(model, own_values - 1), own_values)
     (weight,) = of_model((weight_,), min(model, own_weight - 1), own_weight)
@@ -85,9 +98,9 @@ def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, i
     shape = Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
     tiles = -(-size // (4 * DRAWN))
     mask = shape.empty(tiles, 4 * DRAWN)
+    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * mask.numel())
     ids = ids if ids is None else F.pad(ids, (0, tiles * DRAWN - ids.numel()))
-    job, drop = Job(np.arange(tiles + 1), DRAWN, 8 * mask.numel()), shape.drop(seed, dropout, lambda: ids)
-    run(_keep, shape, job, drop, mask, (0, 0))
+    run(_keep, shape.dtype, job, shape.drop(seed, dropout, lambda: ids), mask, (0, 0))
     return mask.view(*seed.shape, -1).narrow(-1, 0, size)
 
 
@@ -104,10 +117,23 @@ def weighted_rows(
     shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=0)
     seed = seed if seed is None else seed.expand(batch)
     out, room = shape.empty(pattern.num_rows, channels), 0 if seed is None else size + 8 * DRAWN
-    job = Job(elements(pattern.rowptr), room, shape.models * size * channels)
-    matrices = shape.flat(values), math.prod(values.shape[:-1]), shape.flat(weight), math.prod(weight.shape[:-2])
-    nonzeros = pattern.rowptr, pattern.col, place
-    run(_gather_rows, shape, job, *nonzeros, *matrices, shape.drop(seed, dropout), out, (0, 0))
+    run(
+        _gather_rows,
+        shape.dtype,
+        Job(elements(pattern.rowptr), shape.models, room, shape.models * size * channels),
+        pattern.rowptr,
+        pattern.col,
+        place,
+        shape.flat(values),
+        math.prod(values.shape[:-1]),
+        shape.flat(weight),
+        math.prod(weight.shape[:-2]),
+        channels,
+        shape.drop(seed, dropout),
+        out,
+        shape.tile,
+        (0, 0),
+    )
     return out
 
 

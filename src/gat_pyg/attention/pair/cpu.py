@@ -11,7 +11,7 @@ alone: <x_i, W_e u_ij> is <W_e^T x_i, u_ij>, and W_e is applied to a sum.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,38 +20,48 @@ from torch import Tensor
 
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import NARROW, Chunks, Job, Shape, chunks_of, merge_sums, run, tile_of
+from ...kernels.cpu.rows import (
+    NARROW,
+    Chunks,
+    Job,
+    Shape,
+    chunks_of,
+    merge_sums,
+    run,
+    tile_of,
+)
 from ...kernels.cpu.vector import (
-    exp,
+    lane_sum,
     larger,
     leaky,
     leaky_by,
     load,
     of_model,
     only_if,
+    only_if_any,
+    pointer,
     splat,
     store,
     store_signs,
 )
 from ..score import Operation
 from ..steps.cpu import (
+    Operands,
     Row,
-    add_sums,
     attend,
     clear,
     dots,
     each_tile,
     forward_pass,
-    load_edge,
+    head_dots,
+    load_edges,
     load_end,
     load_factors,
-    load_stats,
+    load_lse,
     prefetch_edge,
     prefetch_end,
-    product_back,
     row_of,
-    row_of_edge,
-    summarise,
+    softmax_back,
     weigh,
 )
 from . import Dot, GATv2
@@ -76,13 +86,15 @@ ROWS = 64  # of dst, at least, whose shares of grad W_e are summed one after the
 def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any, u: Any, lin: Any, ids: Any, width: int,
             of_edges: Any, e: Any, grad: Any, product: Any, signs: Any, att: Any, slope: Any) -> None:  # fmt: skip
     """Add one tile's part of e_ij for all edges of a dst; with `product`, also of <dO_i, x_j>, and the signs of z."""
-    own = row.own * row.channels + c
-    x_i, grad_i = load(x_dst, own, tile, count), load(grad, own, tile, count)
+    x_i = load(x_dst, row.own * row.channels + c, tile, count)
     att_h = load(att, row.head * row.channels + c, tile, count)
+    if product is not None:
+        grad_i = load(grad, row.own * row.channels + c, tile, count)
     for k in range(row.size):
         prefetch_end(x, row, k, c, tile)
         values = load_end(x, row, k, c, tile, count)
-        add_sums(product, k * row.lanes + h, grad_i * values, ())
+        if product is not None:
+            product[k * row.lanes + h] += lane_sum(grad_i * values)
         z = values + x_i
         if u is not None:
             if c == 0:  # once for all tiles
@@ -92,7 +104,7 @@ def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any,
             z = z + load(of_edges, (k & 3) << len(tile), tile, None)
         if signs is not None:
             store_signs(signs, _sign(row, np.int64(row.begin + k), h, c, tile), z)
-        add_sums(e, k * row.lanes + h, att_h * leaky(z, z, slope), ())
+        e[k * row.lanes + h] += lane_sum(att_h * leaky(z, z, slope))
 
 
 @inline
@@ -108,130 +120,140 @@ def _spread(row: Row, h: int, c: int, tile: Any, count: Any, signs: Any, place: 
     """A tile of sum de_ij LeakyReLU'(z_ij) over the edges of a row; `place` is their place grouped by dst."""
     total, one = splat(de, 0.0, tile), splat(de, 1.0, tile)
     for k in range(row.size):
-        edge = row_of_edge(place, row.begin + k)
+        edge = np.int64(row.begin + k) if place is None else np.int64(place[row.begin + k])
         total = total + de[k * row.lanes + h] * leaky_by(one, signs, _sign(row, edge, h, c, tile), slope)
     store(out, row.to * row.channels + c, total, count)
 
 
 @compiled
 def _forward(
-    work: Any, sizes: Any, layout: Any, chunks: Any, slope: Any, scale: Any, apart: int, width: Any, features: Any,
-    drop: Any, ends: Any, operands: Any, results: Any,
+    work: Any, chunks: Any, sizes: Any, slope: Any, scale: Any, layout: Any, narrow: Any, apart: int, wide: Any,
+    pad: Any, width: Any, drop: Any, src_: Any, ids_: Any, x_: Any, key_: Any, x_dst_: Any, att_: Any, u_: Any,
+    lin_: Any, back_: Any, w_: Any, out_: Any, lse_: Any,
 ) -> None:  # fmt: skip
-    """Compute the scores of some chunks, then equations (2) and (4)."""
-    (first, last, model, models, buffers), (lanes, narrow, _, _) = work, layout
-    (src, ids), (out, lse, _, _) = of_model(ends, 0, 1), of_model(results, model, models)
-    x, key, x_dst, att, u, lin, back, w = of_model(operands, model, models)
-    keep, weight, shares, sums = of_model(buffers[:4], 0, 1)
-    keep = only_if((drop, w), keep)
+    """Compute the scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
+    first, last, model, models, buffers = work
+    lanes, tile, ragged = layout
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    x, key, x_dst, att, u = of_model((x_, key_, x_dst_, att_, u_), model, models)
+    lin, back, w, out, lse = of_model((lin_, back_, w_, out_, lse_), model, models)
+    keep = only_if_any((drop, w_), pointer(buffers[0], 0))
+    weight, shares, sums = pointer(buffers[1], 0), pointer(buffers[2], 0), pointer(buffers[3], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, src, sizes, layout, head, apart, sizes[0])
-            load_factors(keep, drop, w, ids, row, model)
-            if slope is not None:
-                clear(weight, row)
-                each_tile(_scores, row, x_dst, x, u, lin, ids, width, sums, weight, None, None, None, att, slope)
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes, apart, sizes[0])
+            load_factors(keep, drop, w, ids, row, model, lanes, ragged)
+            clear(weight, row)
+            if att_ is not None:
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, sums, weight, None, None, None, att,
+                          slope)  # fmt: skip
             if scale is not None:
-                dots(row, narrow, x_dst, key, weight, None, None)
-            if features is not None:
-                project(sums, x_dst, row, back, width, features)
-                dot_edges(row, u, ids, width, features, sums, weight, None, None)
+                dots(row, narrow, layout, x_dst, x if key_ is None else key, weight, None, None)
+            if back_ is not None:
+                project(sums, x_dst, row, back, width, wide)
+                dot_edges(row, u, ids, width, lanes, wide, pad, sums, weight, None, None)
             tops = splat(x, -np.inf, lanes)
             for k in range(row.size):
-                e = scale * load(weight, k * row.lanes, lanes, None)
-                store(weight, k * row.lanes, e, None)
+                e = load(weight, k * row.lanes, lanes, None)
+                if scale is not None:
+                    e = scale * e
+                    store(weight, k * row.lanes, e, None)
                 tops = larger(tops, e)
-            attend(row, narrow, weight, None, keep, shares, tops, x, out, lse, None, None)
-            if features is not None:
-                sum_edges(sums, row, u, ids, width, features, weight, shares)
-                each_tile(embed, row, sums, lin, width, features, out)
+            attend(row, narrow, layout, weight, None, keep, shares, tops, x, out, None, None, lse)
+            if back_ is not None:
+                sum_edges(sums, row, u, ids, width, lanes, wide, pad, weight, shares)
+                each_tile(embed, tile, row, sums, lin, width, wide, out)
 
 
 @compiled
 def _backward_dst(
-    work: Any, sizes: Any, layout: Any, chunks: Any, slope: Any, scale: Any, apart: int, width: Any, features: Any,
-    drop: Any, keyed: Any, step: int, ends: Any, operands: Any, more: Any, results: Any,
+    work: Any, chunks: Any, sizes: Any, slope: Any, scale: Any, layout: Any, narrow: Any, apart: int, wide: Any,
+    pad: Any, width: Any, drop: Any, src_: Any, ids_: Any, x_: Any, key_: Any, x_dst_: Any, att_: Any, u_: Any,
+    lin_: Any, back_: Any, w_: Any, grad_: Any, lse_: Any, delta_: Any, weights_: Any, changes_: Any, signs_: Any,
+    grad_w_: Any, grad_u_: Any, grad_dst_: Any, step: int, blocks_: Any,
 ) -> None:  # fmt: skip
     """For each chunk, compute k_ij w_ij alpha_ij, f_ij = alpha_ij (g_ij - D_i), and the sums over j.
 
     For GATv2, also the signs of z_ij; the sum is the `_spread` of a dst. For the product, f_ij is divided by sqrt(C);
-    the sums are the gradients of x_i and u_ij and, of `step` chunks together, of W_e. `keyed` is None where the keys
-    are x, which are read once then.
+    the sums are the gradients of x_i and u_ij and, of `step` chunks together, of W_e.
     """
-    (first, last, model, models, buffers), (lanes, narrow, _, _) = work, layout
-    (src, ids), (grad, stats) = of_model(ends, 0, 1), of_model(more, model, models)
-    x, key, x_dst, att, u, lin, back, w = of_model(operands, model, models)
-    weights, changes, signs, grad_w, grad_u, grad_dst, blocks = of_model(results, model, models)
-    keep, e, product, p_i, grad_i, sums, shares, _ = of_model(buffers, 0, 1)
-    keep = only_if(drop, keep)
+    first, last, model, models, buffers = work
+    lanes, tile, ragged = layout
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    x, key, x_dst, att, u = of_model((x_, key_, x_dst_, att_, u_), model, models)
+    lin, back, w, grad, lse = of_model((lin_, back_, w_, grad_, lse_), model, models)
+    delta, weights, changes, signs = of_model((delta_, weights_, changes_, signs_), model, models)
+    grad_w, grad_u, grad_dst, blocks = of_model((grad_w_, grad_u_, grad_dst_, blocks_), model, models)
+    keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    p_i, grad_i = pointer(buffers[3], 0), pointer(buffers[4], 0)
+    sums, shares = pointer(buffers[5], 0), pointer(buffers[6], 0)
+    factor = lse_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, src, sizes, layout, head, apart, sizes[0])
-            draw_row(keep, drop, model, row.begin, row.size, head, lanes)
-            if slope is not None:
-                clear(e, row)
-                clear(product, row)
-                each_tile(_scores, row, x_dst, x, u, lin, ids, width, p_i, e, grad, product, signs, att, slope)
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes, apart, sizes[0])
+            if drop is not None:
+                draw_row(keep, drop, model, row.begin, row.size, head, lanes)
+            clear(e, row)
+            clear(product, row)
+            if att_ is not None:
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, p_i, e, grad, product, signs, att,
+                          slope)  # fmt: skip
             if scale is not None:
-                if keyed is None:
-                    dots(row, narrow, x_dst, x, e, grad, product)
+                if key_ is None:
+                    dots(row, narrow, layout, x_dst, x, e, grad, product)
                 else:
-                    dots(row, narrow, x_dst, key, e, None, None)
-                    dots(row, narrow, grad, x, product, None, None)
-            if features is not None:
-                project(p_i, x_dst, row, back, width, features)
-                project(grad_i, grad, row, back, width, features)
-                dot_edges(row, u, ids, width, features, p_i, e, grad_i, product)
-            _, top, share, mean = load_stats(stats, 4 * row.own - 3 * head, row)
+                    dots(row, narrow, layout, x_dst, key, e, None, None)
+                    dots(row, narrow, layout, grad, x, product, None, None)
+            if back_ is not None:
+                project(p_i, x_dst, row, back, width, wide)
+                project(grad_i, grad, row, back, width, wide)
+                dot_edges(row, u, ids, width, lanes, wide, pad, p_i, e, grad_i, product)
+            top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
-                f, at, w_ij = k * row.lanes, np.int64(row.begin + k) * row.heads + head, load_edge(w, ids, row, k)
-                alpha = share * exp(scale * load(e, f, lanes, None) - top)
-                change = product_back(product, row, k, at, alpha, keep, w_ij, grad_w)
-                dropped, change = alpha * load(keep, f, lanes, None) * w_ij, scale * (alpha * (change - mean))
-                store(e, f, dropped, None)
-                store(product, f, change, None)
-                store(weights, at, dropped, row.count)
-                store(changes, at, change, row.count)
-            if slope is not None:
-                each_tile(_spread, row, signs, None, product, slope, grad_dst)
+                softmax_back(row, k, factor, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w,
+                             lanes, ragged)  # fmt: skip
+            if att_ is not None:
+                each_tile(_spread, tile, row, signs, None, product, slope, grad_dst)
             if scale is not None:
-                weigh(row, narrow, key, product, grad_dst)
-            if features is not None:
-                sum_edges(sums, row, u, ids, width, features, product, None)
-                sum_edges(shares, row, u, ids, width, features, e, None)
-                each_tile(embed, row, sums, lin, width, features, grad_dst)
-                add_outer(blocks, v // step, row, x_dst, sums, grad, shares, width, features)
-                add_edges(grad_u, row, ids, width, features, p_i, product, grad_i, e)
+                weigh(row, narrow, layout, x if key_ is None else key, product, grad_dst)
+            if back_ is not None:
+                sum_edges(sums, row, u, ids, width, lanes, wide, pad, product, None)
+                sum_edges(shares, row, u, ids, width, lanes, wide, pad, e, None)
+                each_tile(embed, tile, row, sums, lin, width, wide, grad_dst)
+                add_outer(blocks, v // step, row, x_dst, sums, grad, shares, width, wide)
+            if grad_u_ is not None:
+                add_edges(grad_u, row, ids, width, lanes, wide, pad, p_i, product, grad_i, e)
 
 
 @compiled
 def _backward_src(
-    work: Any, sizes: Any, layout: Any, chunks: Any, slope: Any, scale: Any, apart: int, ends: Any, operands: Any,
-    results: Any,
+    work: Any, chunks: Any, sizes: Any, slope: Any, layout: Any, narrow: Any, apart: int, dst_: Any, place_: Any,
+    grad_: Any, x_dst_: Any, weights_: Any, changes_: Any, signs_: Any, grad_x_: Any, sums_: Any,
 ) -> None:  # fmt: skip
     """sum_i k_ij w_ij alpha_ij dO_i of some chunks of src rows; and sum_i f_ij x_i, or, by signs, the `_spread`."""
-    (first, last, model, models, buffers), (lanes, narrow, _, _) = work, layout
-    (dst, place), (grad_x, sums) = of_model(ends, 0, 1), of_model(results, model, models)
-    grad, x_dst, weights, changes, signs = of_model(operands, model, models)
-    weight, change = of_model(buffers[:2], 0, 1)
+    first, last, model, models, buffers = work
+    lanes, tile, ragged = layout
+    dst, place = pointer(dst_, 0), pointer(place_, 0)
+    grad, x_dst, weights, changes = of_model((grad_, x_dst_, weights_, changes_), model, models)
+    signs, grad_x, sums = of_model((signs_, grad_x_, sums_), model, models)
+    weight, change = pointer(buffers[0], 0), pointer(buffers[1], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, dst, sizes, layout, head, sizes[0], apart)
-            for k in range(row.size):
-                store(weight, k * row.lanes, load_edge(weights, place, row, k), None)
-                store(change, k * row.lanes, load_edge(changes, place, row, k), None)
-            weigh(row, narrow, grad, weight, grad_x)
-            if slope is not None:
-                each_tile(_spread, row, signs, place, change, slope, sums)
-            if scale is not None:
-                weigh(row, narrow, x_dst, change, sums)
+            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes, sizes[0], apart)
+            load_edges(weight, weights, row, place, lanes, ragged)
+            load_edges(change, changes, row, place, lanes, ragged)
+            weigh(row, narrow, layout, grad, weight, grad_x)
+            if signs_ is not None:
+                each_tile(_spread, tile, row, signs, place, change, slope, sums)
+            if x_dst_ is not None:
+                weigh(row, narrow, layout, x_dst, change, sums)
 
 
 @compiled
-def _finish(work: Any, sizes: Any, layout: Any, rows: Any, operands: Any, grad_x_: Any) -> None:
+def _finish(work: Any, x_: Any, att_: Any, rows: Any, row: Any, sums_: Any, grad_x_: Any, blocks_: Any) -> None:
     """For each block of `BLOCK` rows, sum_n x_n A_n, element by element, and att A_n: added to grad x, or as A."""
-    (first, last, model, models, _), row = work, sizes[0] * sizes[1]
-    (x, att, sums, blocks), (grad_x,) = of_model(operands, model, models), of_model((grad_x_,), model, models)
+    first, last, model, models, _ = work
+    x, att, sums, grad_x, blocks = of_model((x_, att_, sums_, grad_x_, blocks_), model, models)
     for block in range(first, last):
         for c in range(row):
             blocks[block * row + c] = 0
@@ -245,41 +267,61 @@ def _finish(work: Any, sizes: Any, layout: Any, rows: Any, operands: Any, grad_x
                     sums[at] *= att[c]
 
 
-def _operands(shape: Shape, call: Operation) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
-    """Return what the passes over dst take of a score; for GATv2, D is padded to a multiple of 4 with zeros.
+class _Operands(NamedTuple):
+    """The operands as the passes over dst take them; None for what the score does not have."""
 
-    The slope of GATv2, or None for the product; the scale of the product, or None; the heads from one row of x and of
-    the keys to the next; D; and for features of edges and the product the types of vectors of these, see `cpu_edges`.
-    The row of each edge among what belongs to single edges. The operands: x, the keys, x_dst, att, the features of the
-    edges, W_e as `[D, H, C]`, for the product also as `[H, C, D]`, and the weights of the edges; None for what the
-    score does not have.
-    """
-    x, score, edges, edge_weight, *_ = call
-    u, lin = score.edge_attr, score.lin_edge
-    ids = None if u is None and edge_weight is None else edges.perm
-    slope, scale, width, features = _options(
-        shape, getattr(score, "negative_slope", None), 0 if u is None else u.size(-1)
-    )
-    back = lin if features is not None else None
-    (values, key), apart = _side_by_side(shape, x, getattr(score, "key", None))
-    read = shape.flat if back is not None else shape.features  # W_e of a dst reads its features one by one
-    u, lin = _padded(u, lin, width)
-    tensors = read(score.x_dst), *map(shape.flat, (getattr(score, "att", None), u, lin, back, edge_weight))
-    key = values if key is None and scale is not None else key
-    return (slope, scale, apart, width, features), ids, (values, key, *tensors)
+    slope: Any
+    scale: Any
+    layout: Any
+    narrow: Any
+    apart: int  # heads from one row of x and key to the next
+    wide: Any  # features of an edge that are summed at once
+    pad: Any  # the same of all heads of a vector, where they are summed together
+    width: int  # D, the number of features of an edge
+    ids: Any
+    x: Any
+    key: Any
+    x_dst: Any
+    att: Any
+    u: Any
+    lin: Any  # W_e, `[D, H, C]`
+    back: Any  # for the product also `[H, C, D]`
+    w: Any
+
+    @classmethod
+    def of(cls, shape: Shape, call: Operation) -> _Operands:
+        """The operands of a score; for GATv2, D is padded to a multiple of 4 with zeros."""
+        x, score, edges, edge_weight, *_ = call
+        u, lin = score.edge_attr, score.lin_edge
+        ids = None if u is None and edge_weight is None else edges.perm
+        slope, scale, wide, pad, width = _options(shape, getattr(score, "negative_slope", None), _features(score))
+        back = lin if scale is not None else None
+        (values, key), apart = _side_by_side(shape, x, getattr(score, "key", None))
+        read = shape.flat if back is not None else shape.features  # W_e of a dst reads its features one by one
+        u, lin = _padded(u, lin, width)
+        tensors = read(score.x_dst), *map(shape.flat, (getattr(score, "att", None), u, lin, back, edge_weight))
+        return cls(slope, scale, shape.layout, shape.narrow, apart, wide, pad, width, ids, values, key, *tensors)
+
+    @property
+    def passed(self) -> Operands:
+        """The operands as arguments of the kernels."""
+        return Operands(self[:8], self.ids, self[9:])
+
+
+def _features(score: Any) -> int:
+    return 0 if score.edge_attr is None else score.edge_attr.size(-1)
 
 
 @functools.cache
-def _options(shape: Shape, slope: float | None, width: int) -> tuple[Any, ...]:
-    """The slope of GATv2, or None for the product; its scale; the number of features, padded; and their types."""
+def _options(shape: Shape, slope: float | None, features: int) -> tuple[Any, ...]:
+    """The slope of GATv2, or None for the product; its scale, `wide` and `pad`; and the number of features, padded."""
     number = shape.dtype.type
     if slope is not None:
-        return number(slope), None, width + -width % 4, None
-    wide = tile_of(width)
-    features: Any = (wide, wide, ()) if width else None
-    if 0 < width <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
-        features = wide, (shape.lanes, (0,) * (1 << len(wide))), shape.lanes
-    return None, number(max(shape.channels, 1) ** -0.5), width, features
+        return number(slope), None, None, None, features + -features % 4
+    wide, pad = tile_of(features), None
+    if 0 < features <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
+        pad = shape.lanes, (0,) * (1 << len(wide))
+    return None, number(max(shape.channels, 1) ** -0.5), wide, pad, features
 
 
 def _padded(u: Tensor | None, lin: Tensor | None, width: int) -> tuple[Tensor | None, Tensor | None]:
@@ -306,9 +348,9 @@ def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Te
     return (x.as_strided((size,), (1,)), key.as_strided((size,), (1,))), apart
 
 
-def _with_room(chunks: Chunks, width: int, step: int = 1) -> Chunks:
+def _with_room(chunks: Chunks, operands: _Operands, step: int = 1) -> Chunks:
     """The chunks, with buffers that hold the features of an edge for each head, in whole vectors, and four tiles."""
-    return chunks._replace(most=max(chunks.most, -(-width // 256) * 256), step=step)
+    return chunks._replace(most=max(chunks.most, -(-operands.width // 256) * 256), step=step)
 
 
 def _shape(call: Operation) -> Shape:
@@ -320,10 +362,9 @@ def _shape(call: Operation) -> Shape:
 
 def forward(call: Operation, dtype: torch.dtype, saves_output: bool) -> tuple[Tensor, ...]:
     """Return O in `dtype` and (max, 1 / denominator)."""
-    shape = _shape(call)
-    options, ids, operands = _operands(shape, call)
-    chunks = _with_room(chunks_of(call.edges, "dst"), options[3])
-    return forward_pass(_forward, call, shape, chunks, options, ids, operands, dtype)
+    shape, chunks = _shape(call), chunks_of(call.edges, "dst")
+    operands = _Operands.of(shape, call)
+    return forward_pass(_forward, call, shape, _with_room(chunks, operands), operands.passed, dtype)
 
 
 def backward(
@@ -341,39 +382,40 @@ def backward(
     dO_i (sum_j k w alpha u_ij)^T, by the same blocks of rows for any number of threads.
     """
     _, score, edges, _, seed, dropout = call
-    shape, (lse,), (_, dst, place) = _shape(call), saved, edges.transpose
+    shape, (lse,) = _shape(call), saved
     heads, channels, num_edges = shape.heads, shape.channels, edges.num_edges
+    _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
-    options, ids, operands = _operands(shape, call)
-    slope, scale, apart, width, features = options
-    x, _, x_dst, att, u, *_ = operands
-    stats = summarise(Shape.of(out, grad), edges, grad, lse, (out, None, None))
+    operands = _Operands.of(shape, call)
+    delta = head_dots(Shape.of(out, grad), grad, out)
     sums_dst = shape.empty(by_dst.slots, heads, channels)  # first: the memory of what is freed on return lies together
-    g = shape.features(grad) if features is None else shape.flat(grad)
+    g = shape.flat(grad) if operands.back is not None else shape.features(grad)
     weights, changes = shape.scratch(num_edges, heads), shape.scratch(num_edges, heads)
     grad_w, signs, grad_u, blocks = shape.empty(num_edges, heads) if needs[1] else None, None, None, None
     step = 1
     if isinstance(score, GATv2):
         tile = 1 << len(shape.tile)
         signs = np.empty(shape.models * num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
-    elif features is not None:
-        grad_u = shape.empty(edges.num_rows, width) if needs[4] else None
+    elif operands.back is not None:
+        grad_u = shape.empty(edges.num_rows, operands.width) if needs[4] else None
         if grad_u is not None and edges.num_rows > num_edges:
             grad_u.zero_()
-        size, step = 1 << len(features[0]), max(ROWS, -(-by_dst.row.size // BLOCKS))
-        blocks = shape.empty(-(-by_dst.row.size // step), heads, channels, -(-width // size) * size).zero_()
-    drop = shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst)
-    keyed = None if getattr(score, "key", None) is None else True
-    results = weights, changes, signs, grad_w, grad_u, sums_dst, blocks
-    arguments = *options, drop, keyed, step, (edges.src, ids), operands, (g, stats), results
-    shape.run(_backward_dst, _with_room(by_dst, width, step), edges, *arguments)
-    beside = apart > heads  # the gradients of key and x too
+        count, size = by_dst.row.size, 1 << len(operands.wide)
+        step = max(ROWS, -(-count // BLOCKS))
+        blocks = shape.empty(-(-count // step), heads, channels, -(-operands.width // size) * size).zero_()
+    (constants, ids, arrays), drop = operands.passed, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst)
+    results = weights, changes, signs, grad_w, grad_u, sums_dst, step, blocks
+    of_dst = *constants, drop, edges.src, ids, *arrays, g, shape.flat(lse), delta, *results
+    shape.run(_backward_dst, _with_room(by_dst, operands, step), edges, *of_dst)
+    beside = operands.apart > heads  # the gradients of key and x too
     sums = [shape.empty(by_src.slots, *(2,) * beside, heads, channels) for _ in range(2 - beside)]
     sums_src, values = sums[0].unbind(1) if beside else sums
+    x_dst = operands.x_dst if signs is None else None
+    ends = dst, place, g, x_dst, weights, changes, signs
+    ways = operands.slope, shape.layout, shape.narrow, 2 * heads if beside else heads
     size = (2 * by_src.slots - 1) * heads * channels
-    of_src = tuple([t.as_strided((size,), (1,)) if beside else t for t in (values, sums_src)])
-    arguments = slope, scale, 2 * heads if beside else heads, (dst, place), (g, x_dst, weights, changes, signs), of_src
-    shape.run(_backward_src, by_src, edges, *arguments)
+    of_src = (t.as_strided((size,), (1,)) if beside else t for t in (values, sums_src))
+    shape.run(_backward_src, by_src, edges, *ways, *ends, *of_src)
     merge_sums(shape.models, by_dst, heads * channels, sums_dst)
     merge_sums(shape.models, by_src, (1 + beside) * heads * channels, *sums)
     grad_x, grad_key = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
@@ -383,27 +425,28 @@ def backward(
         grads["edge_weight"] = edges.ungroup(grad_w, len(shape.batch))
     if isinstance(score, Dot):
         if blocks is not None:
-            grads |= {"edge_attr": grad_u, "lin_edge": shape.sum(blocks)[..., :width].contiguous()}
-        return grads | ({"x": grad_x.add_(grad_key)} if keyed is None else {"key": grad_key})
+            grads |= {"edge_attr": grad_u, "lin_edge": shape.sum(blocks)[..., : operands.width].contiguous()}
+        return grads | ({"x": grad_x.add_(grad_key)} if score.key is None else {"key": grad_key})
     # slots of long rows may follow the rows of the sums
-    grad_att = _att_gradient(shape, x, att, edges.num_src, sums_src, values)
-    grad_att += _att_gradient(shape, x_dst, att, edges.num_dst, sums_dst, None)
+    grad_att = _att_gradient(shape, operands, operands.x, edges.num_src, sums_src, values)
+    grad_att += _att_gradient(shape, operands, operands.x_dst, edges.num_dst, sums_dst, None)
     if score.edge_attr is not None and score.lin_edge is not None:
-        each = num_edges, ids, changes, signs
+        each = num_edges, operands.ids, changes, signs
         if needs[4]:
-            grads["edge_attr"] = attr_gradient(shape, score, slope, *each)
-        spread = spread_edges(shape, slope, u, width, *each)[..., : score.lin_edge.size(-1)]
+            grads["edge_attr"] = attr_gradient(shape, score, operands.slope, *each)
+        spread = spread_edges(shape, operands.slope, operands.u, operands.width, *each)[..., : score.lin_edge.size(-1)]
         grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
         grads["lin_edge"] = (score.att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
     return grads | {"att": grad_att}
 
 
-def _att_gradient(shape: Shape, x: Any, att: Any, rows: int, sums: Tensor, grad_x: Any) -> Tensor:
+def _att_gradient(shape: Shape, operands: _Operands, x: Any, rows: int, sums: Tensor, grad_x: Any) -> Tensor:
     """Return sum_n x_n A_n `[..., H, C]`, added up in the same order by any number of threads, with `_finish`.
 
     A product of torch's would not be: MKL divides a long sum among its threads.
     """
-    blocks = shape.empty(-(-rows // BLOCK), shape.heads, shape.channels)
-    job = Job(np.arange(blocks.size(-3) + 1), 0, 2 * shape.models * rows * shape.heads * shape.channels)
-    run(_finish, shape, job, rows, (shape.flat(x), att, sums, blocks), grad_x)
+    count, row = -(-rows // BLOCK), shape.heads * shape.channels
+    blocks = shape.empty(count, shape.heads, shape.channels)
+    job = Job(np.arange(count + 1), shape.models, 0, 2 * shape.models * rows * row)
+    run(_finish, shape.dtype, job, shape.flat(x), operands.att, rows, row, sums, grad_x, blocks)
     return shape.sum(blocks)

@@ -1,9 +1,8 @@
 """Features of edges on a CPU: steps of the passes over dst for the scaled product, and kernels over edges for GATv2.
 
 The scaled product applies W_e to a dst, not to its edges: p_i = W_e^T x_i, with <x_i, W_e u_ij> = <p_i, u_ij>, and W_e
-times a sum of u_ij. Buffers have p_i and these sums for the heads of a vector, `[H, D]`, D padded to whole vectors.
-`features` are the types of these vectors, `wide`, of those that are computed at once, `pad`, and of their `heads`: one
-vector has all heads where that is short enough, else one head, `()`, and part of its features.
+times a sum of u_ij. Buffers have p_i and these sums for the heads of a vector, `[H, D]`, D padded to whole vectors;
+with `pad`, one vector has all of them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,21 @@ from torch import Tensor
 
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.rows import Job, Shape, run, tile_of
-from ...kernels.cpu.vector import fold, leaky_by, load, of_model, only_if, per_feature, pointer, repeat, splat, store
-from ..steps.cpu import Row, add_sums, prefetch_edge, row_of_edge
+from ...kernels.cpu.vector import (
+    fold,
+    lane_sum,
+    leaky_by,
+    load,
+    of_model,
+    only_if,
+    per_feature,
+    per_head,
+    pointer,
+    repeat,
+    splat,
+    store,
+)
+from ..steps.cpu import Row, prefetch_edge, row_of_edge
 from . import GATv2
 
 BLOCK = 512  # rows that are summed one after the other
@@ -30,9 +42,8 @@ def _stride(width: int, wide: Any) -> int:
 
 
 @inline
-def project(to: Any, x: Any, row: Row, lin: Any, width: int, features: Any) -> None:
+def project(to: Any, x: Any, row: Row, lin: Any, width: int, wide: Any) -> None:
     """Fill a buffer with W_e^T x_i of each head of a dst; zeros for heads that do not exist. `lin` is `[H, C, D]`."""
-    wide = features[0]
     for h in range(row.lanes):
         for d in range(0, width, 1 << len(wide)):
             total = splat(x, 0.0, wide)
@@ -44,71 +55,64 @@ def project(to: Any, x: Any, row: Row, lin: Any, width: int, features: Any) -> N
 
 
 @inline
-def dot_edges(row: Row, u: Any, ids: Any, width: int, features: Any, p_i: Any, e: Any, grad_i: Any,
+def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p_i: Any, e: Any, grad_i: Any,
               product: Any) -> None:  # fmt: skip
     """Add <p_i, u_ij> to e and <grad_i, u_ij> to `product`, if present, for all edges of a dst."""
-    wide, pad, heads = features
     for k in range(row.size):
         prefetch_edge(u, ids, row, k, width)
         at = row_of_edge(ids, row.begin + k) * width
-        for h in range(0, row.width, 1 << len(heads)):
-            part, other = splat(u, 0.0, pad), splat(u, 0.0, pad)
-            for d in range(0, width, 1 << len(wide)):
-                u_ij, of_head = repeat(load(u, at + d, wide, width - d), pad), h * _stride(width, wide) + d
-                part = part + u_ij * load(p_i, of_head, pad, None)
-                other = other + u_ij * load(grad_i, of_head, pad, None)
-            add_sums(e, k * row.lanes + h, part, heads)
-            add_sums(product, k * row.lanes + h, other, heads)
+        if pad is not None:
+            values, to = repeat(load(u, at, wide, width), pad), k * row.lanes
+            store(e, to, load(e, to, lanes, None) + per_head(load(p_i, 0, pad, None) * values, lanes), None)
+            if product is not None:
+                total = load(product, to, lanes, None) + per_head(load(grad_i, 0, pad, None) * values, lanes)
+                store(product, to, total, None)
+        else:
+            for h in range(row.width):
+                part, other = splat(u, 0.0, wide), splat(u, 0.0, wide)
+                for d in range(0, width, 1 << len(wide)):
+                    u_ij, of_head = load(u, at + d, wide, width - d), h * _stride(width, wide) + d
+                    part = part + u_ij * load(p_i, of_head, wide, None)
+                    if product is not None:
+                        other = other + u_ij * load(grad_i, of_head, wide, None)
+                e[k * row.lanes + h] += lane_sum(part)
+                if product is not None:
+                    product[k * row.lanes + h] += lane_sum(other)
 
 
 @inline
-def sum_edges(sums: Any, row: Row, u: Any, ids: Any, width: int, features: Any, weight: Any, shares: Any) -> None:
+def sum_edges(sums: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, weight: Any,
+              shares: Any) -> None:  # fmt: skip
     """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
-    wide, pad, heads = features
-    for h in range(0, row.width, 1 << len(heads)):
-        for d in range(0, width, 1 << len(wide)):
-            part = splat(u, 0.0, pad)
-            for k in range(row.size):
-                u_ij = repeat(load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d), pad)
-                part = part + per_feature(load(weight, k * row.lanes + h, heads, None), pad) * u_ij
-            part = per_feature(load(shares, h, heads, None), pad) * part
-            store(sums, h * _stride(width, wide) + d, part, None)
+    if pad is not None:
+        total = splat(u, 0.0, pad)
+        for k in range(row.size):
+            values = repeat(load(u, row_of_edge(ids, row.begin + k) * width, wide, width), pad)
+            total = total + per_feature(load(weight, k * row.lanes, lanes, None), pad) * values
+        if shares is not None:
+            total = per_feature(load(shares, 0, lanes, None), pad) * total
+        store(sums, 0, total, None)
+    else:
+        for h in range(row.width):
+            for d in range(0, width, 1 << len(wide)):
+                part = splat(u, 0.0, wide)
+                for k in range(row.size):
+                    u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
+                    part = part + weight[k * row.lanes + h] * u_ij
+                if shares is not None:
+                    part = shares[h] * part
+                store(sums, h * _stride(width, wide) + d, part, None)
 
 
 @inline
-def embed(row: Row, h: int, c: int, tile: Any, count: Any, sums: Any, lin: Any, width: int, features: Any,
+def embed(row: Row, h: int, c: int, tile: Any, count: Any, sums: Any, lin: Any, width: int, wide: Any,
           out: Any) -> None:  # fmt: skip
     """Add W_e times the sums of a dst to a tile of its result; `lin` is `[D, H, C]`."""
     total = load(out, row.to * row.channels + c, tile, count)
     for d in range(width):
-        value = sums[h * _stride(width, features[0]) + d]
+        value = sums[h * _stride(width, wide) + d]
         total = total + value * load(lin, (d * row.heads + row.head) * row.channels + c, tile, count)
     store(out, row.to * row.channels + c, total, count)
-
-
-@inline
-def _rows_of_four(ids: Any, edge: Any, last: Any, width: int) -> Any:
-    """Where the features of four edges begin; those of the last one again where there are fewer."""
-    first, second = row_of_edge(ids, edge) * width, row_of_edge(ids, min(edge + 1, last)) * width
-    return first, second, row_of_edge(ids, min(edge + 2, last)) * width, row_of_edge(ids, min(edge + 3, last)) * width
-
-
-@inline
-def _add_four(totals: Any, factors: Any, at: Any, places: Any, values: Any) -> Any:
-    """Four sums, plus `factors[at + place]` of each times the same values."""
-    (one, two, three, four), (a, b, c, d) = totals, places
-    one, two = one + factors[at + a] * values, two + factors[at + b] * values
-    return one, two, three + factors[at + c] * values, four + factors[at + d] * values
-
-
-@inline
-def _store_four(array: Any, at: Any, places: Any, totals: Any, left: Any) -> None:
-    """Store the first `left` of each of four sums at its place from `at` on."""
-    (one, two, three, four), (a, b, c, d) = totals, places
-    store(array, at + a, one, left)
-    store(array, at + b, two, left)
-    store(array, at + c, three, left)
-    store(array, at + d, four, left)
 
 
 @inline
@@ -118,22 +122,26 @@ def embed_four(of_edges: Any, row: Row, k: int, h: int, c: int, tile: Any, count
 
     Four edges share what is read of W_e, 16 features at once: AVX2 has registers for their sums.
     """
-    part, size = tile[:4], 1 << len(tile)
-    rows = _rows_of_four(ids, row.begin + k, row.begin + row.size - 1, width)
-    for s in range(0, size, 1 << len(part)):
-        left, zero = only_if(count, (h + 1) * row.channels - c - s), splat(lin, 0.0, part)
-        totals = zero, zero, zero, zero
+    part, last = tile[:4], row.begin + row.size - 1
+    at, at1 = row_of_edge(ids, row.begin + k) * width, row_of_edge(ids, min(row.begin + k + 1, last)) * width
+    at2 = row_of_edge(ids, min(row.begin + k + 2, last)) * width
+    at3 = row_of_edge(ids, min(row.begin + k + 3, last)) * width
+    for s in range(0, 1 << len(tile), 1 << len(part)):
+        left = only_if(count, (h + 1) * row.channels - c - s)
+        total = splat(lin, 0.0, part)
+        total1, total2, total3 = total, total, total
         for d in range(width):
             values = load(lin, (d * row.heads + row.head) * row.channels + c + s, part, left)
-            totals = _add_four(totals, u, d, rows, values)
-        _store_four(of_edges, s, (0, size, 2 * size, 3 * size), totals, None)
+            total, total1 = total + u[at + d] * values, total1 + u[at1 + d] * values
+            total2, total3 = total2 + u[at2 + d] * values, total3 + u[at3 + d] * values
+        _store_four(of_edges, s, 1 << len(tile), total, total1, total2, total3, None)
 
 
 @inline
 def add_outer(blocks: Any, block: int, row: Row, x: Any, sums: Any, grad: Any, shares: Any, width: int,
-              features: Any) -> None:  # fmt: skip
+              wide: Any) -> None:  # fmt: skip
     """Add x_i times its sums of features of edges, and dO_i times its own, to a block of grad W_e, `[H, C, D]`."""
-    wide, stride = features[0], _stride(width, features[0])
+    stride = _stride(width, wide)
     for h in range(row.width):
         for d in range(0, width, 1 << len(wide)):
             of_x, of_grad = load(sums, h * stride + d, wide, None), load(shares, h * stride + d, wide, None)
@@ -144,60 +152,84 @@ def add_outer(blocks: Any, block: int, row: Row, x: Any, sums: Any, grad: Any, s
 
 
 @inline
-def add_edges(grad_u: Any, row: Row, ids: Any, width: int, features: Any, p_i: Any, change: Any, grad_i: Any,
-              weight: Any) -> None:  # fmt: skip
+def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p_i: Any, change: Any,
+              grad_i: Any, weight: Any) -> None:  # fmt: skip
     """The gradient of each u_ij, the sum over the heads of `change` p_i + `weight` grad_i."""
-    wide, pad, heads = features
     for k in range(row.size):
         to = row_of_edge(ids, row.begin + k) * width
-        for d in range(0, width, 1 << len(wide)):
-            part = splat(p_i, 0.0, pad)
-            for h in range(0, row.width, 1 << len(heads)):
-                at, of_head = k * row.lanes + h, h * _stride(width, wide) + d
-                part = part + per_feature(load(weight, at, heads, None), pad) * load(grad_i, of_head, pad, None)
-                part = part + per_feature(load(change, at, heads, None), pad) * load(p_i, of_head, pad, None)
-            total = fold(part, wide)
+        if pad is not None:
+            values = per_feature(load(change, k * row.lanes, lanes, None), pad) * load(p_i, 0, pad, None)
+            values = values + per_feature(load(weight, k * row.lanes, lanes, None), pad) * load(grad_i, 0, pad, None)
+            total = fold(values, wide)
             if row.head > 0:
-                total = total + load(grad_u, to + d, wide, width - d)
-            store(grad_u, to + d, total, width - d)
+                total = total + load(grad_u, to, wide, width)
+            store(grad_u, to, total, width)
+        else:
+            for d in range(0, width, 1 << len(wide)):
+                part = splat(grad_u, 0.0, wide)
+                if row.head > 0:
+                    part = load(grad_u, to + d, wide, width - d)
+                for h in range(row.width):
+                    at = h * _stride(width, wide) + d
+                    part = part + change[k * row.lanes + h] * load(p_i, at, wide, None)
+                    part = part + weight[k * row.lanes + h] * load(grad_i, at, wide, None)
+                store(grad_u, to + d, part, width - d)
 
 
 @compiled
 def _backward_lin(
-    work: Any, sizes: Any, layout: Any, slope: Any, cuts: Any, width: Any, ids_: Any, operands: Any, blocks_: Any
-) -> None:
+    work: Any, sizes: Any, slope: Any, tile: Any, cuts: Any, ids_: Any, u_: Any, width: Any, changes_: Any, signs_: Any,
+    blocks_: Any,
+) -> None:  # fmt: skip
     """sum_ij de_ij LeakyReLU'(z_ij) u_ij of some blocks of edges, `[D, H, C]` each: grad W_e but for its factor att."""
-    (first, last, model, models, _), (heads, channels), tile = work, sizes, layout[2]
-    (u, changes, signs), (blocks,) = of_model(operands, model, models), of_model((blocks_,), model, models)
+    first, last, model, models, _ = work
+    heads, channels = sizes
     ids = pointer(ids_, 0)
-    one, zero, size = splat(changes, 1.0, tile), splat(changes, 0.0, tile), 1 << len(tile)
-    tiles, row = (channels + size - 1) >> len(tile), heads * channels
+    u, changes, signs, blocks = of_model((u_, changes_, signs_, blocks_), model, models)
+    one, size = splat(changes, 1.0, tile), 1 << len(tile)
+    tiles = (channels + size - 1) >> len(tile)
     for block in range(first, last):
         for h in range(heads):
             for t in range(tiles):
                 for d in range(0, width, 4):
-                    totals = zero, zero, zero, zero
+                    total = splat(changes, 0.0, tile)
+                    total1, total2, total3 = total, total, total
                     for edge in range(cuts[block], cuts[block + 1]):
+                        at = row_of_edge(ids, edge) * width + d
                         z = leaky_by(one, signs, ((edge * heads + h) * tiles + t) << len(tile) >> 3, slope)
                         z = changes[edge * heads + h] * z
-                        totals = _add_four(totals, u, row_of_edge(ids, edge) * width + d, (0, 1, 2, 3), z)
-                    to = ((block * width + d) * heads + h) * channels + t * size
-                    _store_four(blocks, to, (0, row, 2 * row, 3 * row), totals, channels - t * size)
+                        total, total1 = total + u[at] * z, total1 + u[at + 1] * z
+                        total2, total3 = total2 + u[at + 2] * z, total3 + u[at + 3] * z
+                    to, row = ((block * width + d) * heads + h) * channels + t * size, heads * channels
+                    _store_four(blocks, to, row, total, total1, total2, total3, channels - t * size)
+
+
+@inline
+def _store_four(blocks: Any, to: Any, row: Any, total: Any, total1: Any, total2: Any, total3: Any, left: Any) -> None:
+    """Store the first `left` of each of four sums, `row` apart."""
+    store(blocks, to, total, left)
+    store(blocks, to + row, total1, left)
+    store(blocks, to + 2 * row, total2, left)
+    store(blocks, to + 3 * row, total3, left)
 
 
 @compiled
 def _backward_edges(
-    work: Any, sizes: Any, layout: Any, slope: Any, wide: Any, width: Any, ids_: Any, operands: Any, grad_u_: Any
-) -> None:
+    work: Any, sizes: Any, slope: Any, tile: Any, wide: Any, ids_: Any, att_: Any, lin_: Any, width: Any, changes_: Any,
+    signs_: Any, grad_u_: Any,
+) -> None:  # fmt: skip
     """grad u_ij = W_e^T (de_ij att LeakyReLU'(z_ij)) of some edges; W_e is `[H, C, D]`."""
-    (first, last, model, models, buffers), (heads, channels), tile = work, sizes, layout[2]
-    (att, lin, changes, signs), (grad_u,) = of_model(operands, model, models), of_model((grad_u_,), model, models)
+    first, last, model, models, buffers = work
+    heads, channels = sizes
     ids, dz = pointer(ids_, 0), pointer(buffers[0], 0)
-    size, zero = 1 << len(tile), splat(changes, 0.0, wide)
+    att, lin, changes, signs, grad_u = of_model((att_, lin_, changes_, signs_, grad_u_), model, models)
+    size = 1 << len(tile)
     tiles = (channels + size - 1) >> len(tile)
     for begin in range(first, last, 4):  # edges that share what is read of W_e; the last one may be computed again
+        last1, last2, last3 = min(begin + 1, last - 1), min(begin + 2, last - 1), min(begin + 3, last - 1)
         for d in range(0, width, 1 << len(wide)):
-            totals = zero, zero, zero, zero
+            total = splat(changes, 0.0, wide)
+            total1, total2, total3 = total, total, total
             for h in range(heads):
                 for t in range(tiles):
                     left = channels - t * size
@@ -208,8 +240,12 @@ def _backward_edges(
                         store(dz, k << len(tile), changes[edge * heads + h] * z, None)
                     for c in range(min(size, left)):
                         values = load(lin, (h * channels + t * size + c) * width + d, wide, width - d)
-                        totals = _add_four(totals, dz, c, (0, size, 2 * size, 3 * size), values)
-            _store_four(grad_u, d, _rows_of_four(ids, begin, last - 1, width), totals, width - d)
+                        total, total1 = total + dz[c] * values, total1 + dz[size + c] * values
+                        total2, total3 = total2 + dz[2 * size + c] * values, total3 + dz[3 * size + c] * values
+            store(grad_u, row_of_edge(ids, begin) * width + d, total, width - d)
+            store(grad_u, row_of_edge(ids, last1) * width + d, total1, width - d)
+            store(grad_u, row_of_edge(ids, last2) * width + d, total2, width - d)
+            store(grad_u, row_of_edge(ids, last3) * width + d, total3, width - d)
 
 
 def spread_edges(
@@ -217,9 +253,11 @@ def spread_edges(
 ) -> Tensor:
     """F = sum_ij f_ij u_ij, `[..., H, C, D]`, added up in the same order by any number of threads."""
     cuts = np.linspace(0, num_edges, min(BLOCKS, -(-num_edges // BLOCK)) + 1).astype(np.int64)
-    blocks = shape.empty(cuts.size - 1, width, shape.heads, shape.channels)
-    job = Job(np.arange(cuts.size), 0, shape.models * num_edges * width * shape.heads)
-    run(_backward_lin, shape, job, slope, cuts, width, ids, (u, changes, signs), blocks)
+    count = cuts.size - 1
+    blocks = shape.empty(count, width, shape.heads, shape.channels)
+    job = Job(np.arange(count + 1), shape.models, 0, shape.models * num_edges * width * shape.heads)
+    operands = cuts, ids, u, width, changes, signs, blocks
+    run(_backward_lin, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
     return shape.sum(blocks).movedim(-3, -1)
 
 
@@ -228,7 +266,8 @@ def attr_gradient(shape: Shape, score: GATv2, slope: Any, num_edges: int, ids: A
     assert score.edge_attr is not None
     rows, width = score.edge_attr.shape[-2:]
     grad = shape.empty(rows, width).zero_()
-    job = Job(np.arange(num_edges + 1), 256, shape.models * num_edges * width * shape.heads)
-    operands = shape.flat(score.att), shape.flat(score.lin_edge), changes, signs
-    run(_backward_edges, shape, job, slope, tile_of(min(width, 16)), width, ids, operands, grad)
+    job = Job(np.arange(num_edges + 1), shape.models, 256, shape.models * num_edges * width * shape.heads)
+    att, lin = shape.flat(score.att), shape.flat(score.lin_edge)
+    operands = tile_of(min(width, 16)), ids, att, lin, width, changes, signs, grad
+    run(_backward_edges, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
     return grad

@@ -92,8 +92,7 @@ def _edges(builder: Any, ids: Any, edge: Any, count: Any, width: int) -> Any:
 
 @inline
 def draw_row(keep: Any, drop: Any, model: int, begin: int, n: int, head: int, lanes: Any) -> None:
-    """k_ij of the n edges from `begin` on, for the heads of a vector, `head` the first of them; without `drop` none."""
-    if drop is not None:
-        heads, ids = 1 << len(lanes), pointer(drop[2], 0)
-        for k in range(0, n, DRAWN // max(1, heads // 4)):
-            draw(keep, k * heads, ids, np.int64(begin + k), n - k, drop, model, head // 4, lanes)
+    """k_ij of the n edges from `begin` on, for the heads of a vector, `head` the first of them."""
+    heads, ids = 1 << len(lanes), pointer(drop[2], 0)
+    for k in range(0, n, DRAWN // max(1, heads // 4)):
+        draw(keep, k * heads, ids, np.int64(begin + k), n - k, drop, model, head // 4, lanes)

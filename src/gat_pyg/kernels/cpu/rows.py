@@ -100,19 +100,19 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 
 class Job(NamedTuple):
-    """The work of a launch for each model: the chunks of `bounds`, and the buffer size per chunk."""
+    """The work of a launch: the chunks of `bounds` for each of some models, and the buffer size per chunk."""
 
     bounds: np.ndarray
+    models: int
     room: int  # numbers of a buffer
-    gathers: int  # numbers that are read or made for all models, about
+    gathers: int  # numbers that are read or made in all, about
     step: int = 1  # of `Chunks`
 
 
-def run(kernel: Any, shape: Shape, job: Job, *args: Any) -> None:
-    """Call `kernel(work, shape.sizes, shape.layout, *args)` for ranges of chunks and for every model, on as many
-    threads as torch has.
+def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
+    """Call `kernel(work, *args)` for ranges of chunks and for every model, on as many threads as torch has.
 
-    A kernel gets the elements of each contiguous tensor in `args`, or in a tuple there, as a vector.
+    A kernel gets the elements of each contiguous tensor in `args` as a vector.
 
     `work` is a tuple: the first chunk, the one after the last, the model, how many models there are, and the buffers of
     a chunk, eight with an element for each edge and lane.
@@ -121,13 +121,13 @@ def run(kernel: Any, shape: Shape, job: Job, *args: Any) -> None:
     not each kind of it survives a fork or two callers at once, as autograd's threads may be. A chunk is summed by one
     thread, so its bits do not depend on their number.
     """
-    bounds, models, threads = job.bounds, shape.models, torch.get_num_threads()
-    operands = shape.sizes, shape.layout, *_elements(args)  # valid as long as `args`
+    bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
+    arrays = [elements(arg) if type(arg) is Tensor else arg for arg in args]  # valid as long as `args`
     chunks = bounds.size - 1
     if threads == 1 or job.gathers < SMALL or cache.INTERPRETED is not None:
-        buffers = _buffers(job, shape.dtype)
+        buffers = _buffers(job, dtype)
         for model in range(models):
-            kernel((0, chunks, model, models, buffers), *operands)
+            kernel((0, chunks, model, models, buffers), *arrays)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
     cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1])
@@ -136,10 +136,10 @@ def run(kernel: Any, shape: Shape, job: Job, *args: Any) -> None:
     turn = itertools.count()
 
     def share() -> None:
-        buffers = _buffers(job, shape.dtype)
+        buffers = _buffers(job, dtype)
         while (at := next(turn)) < len(ranges):
             model, (first, last) = ranges[at]
-            kernel((first, last, model, models, buffers), *operands)
+            kernel((first, last, model, models, buffers), *arrays)
 
     with _POOL_LOCK:
         if not _POOL:
@@ -150,18 +150,12 @@ def run(kernel: Any, shape: Shape, job: Job, *args: Any) -> None:
         helper.result()
 
 
-def _elements(operand: Any) -> Any:
-    if type(operand) is tuple:
-        return tuple([_elements(each) for each in operand])
-    return elements(operand) if type(operand) is Tensor else operand
-
-
-def _buffers(job: Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, ...]:
+def _buffers(job: Job, dtype: np.dtype[Any]) -> np.ndarray:
     """Room for a chunk: eight elements for each edge and lane."""
     buffers = np.empty((8, job.room), dtype)
     if cache.INTERPRETED is not None:  # an element that is read before it is written
         buffers.fill(np.nan)
-    return tuple(buffers)
+    return buffers
 
 
 def merge_sums(models: int, chunks: Chunks, row: int, *sums: Tensor) -> None:
@@ -220,8 +214,11 @@ class Shape(NamedTuple):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """`lanes`, `narrow`, `tile` and `ragged`, the types that a kernel is compiled for."""
-        return self.lanes, self.narrow, self.tile, self.ragged
+        """`lanes`, `tile` and `ragged`, the types that a kernel is compiled for.
+
+        Numba removes branches on None for arguments alone, not for items: `narrow` stays an argument.
+        """
+        return self.lanes, self.tile, self.ragged
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -231,12 +228,12 @@ class Shape(NamedTuple):
     def job(self, bounds: np.ndarray, most: int, edges: Edges) -> Job:
         """The work of a kernel over chunks of at most `most` edges."""
         work = self.models * edges.num_edges * self.heads * self.channels
-        return Job(bounds, (most << len(self.lanes)) + 4 * DRAWN, work)
+        return Job(bounds, self.models, (most << len(self.lanes)) + 4 * DRAWN, work)
 
     def run(self, kernel: Any, chunks: Chunks, edges: Edges, *args: Any) -> None:
-        """Run a kernel over chunks of rows: call `kernel(work, sizes, layout, chunks, *args)`."""
+        """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
         job = self.job(chunks.bounds, chunks.most, edges)._replace(step=chunks.step)
-        run(kernel, self, job, chunks[:3], *args)
+        run(kernel, self.dtype, job, chunks[:3], self.sizes, *args)
 
     def flat(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return a tensor in a dtype, by default the call's, and with its elements in order; None stays None."""

@@ -1,8 +1,4 @@
-"""Vectors of floats as values of Numba, with + - * between them, held in registers.
-
-An array that is None has no elements: a load of it is None, a term or factor that is None changes nothing, and a store
-to it does nothing. The types are known when compiled, so a kernel without some operand has no instructions for it.
-"""
+"""Vectors of floats as values of Numba, with + - * between them, held in registers."""
 
 from __future__ import annotations
 
@@ -40,27 +36,20 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def _arithmetic(function: Any, instruction: str) -> None:
-    """`function` of two vectors, or of a number and a vector; a product and a sum may be rounded as one.
-
-    None is neutral, on either side of + and *, and to the right of -.
-    """
+    """`function` of two vectors, or of a number and a vector; a product and a sum may be rounded as one."""
 
     @infer_global(function)
     class _Template(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kwargs: Any) -> Any:
             x, y = args
-            if isinstance(y, Vector) and (x == y or x == y.dtype or (x is types.none and instruction != "fsub")):
+            if isinstance(y, Vector) and (x == y or x == y.dtype):
                 return signature(y, x, y)
-            return signature(x, x, y) if isinstance(x, Vector) and y is types.none else None
+            return None
 
     @lower_builtin(function, types.Float, Vector)
     @lower_builtin(function, Vector, Vector)
-    @lower_builtin(function, types.NoneType, Vector)
-    @lower_builtin(function, Vector, types.NoneType)
     def _lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, y = args
-        if types.none in signature.args:
-            return x if signature.args[1] is types.none else y
         if not isinstance(signature.args[0], Vector):
             x = splat_value(builder, x, signature.args[1].width)
         return getattr(builder, instruction)(x, y, flags=("contract",))
@@ -108,23 +97,27 @@ def _second(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return impl_ret_borrowed(context, builder, signature.return_type, args[1])
 
 
-def _nothing(context: Any, *_: Any) -> Any:
-    return context.get_dummy_value()
+@intrinsic
+def only_if(context: Any, flag: Any, value: Any) -> Any:
+    """The value, or None where the flag is None: known when compiled."""
+    if flag is types.none:
+        return types.none(flag, value), lambda context, *_: context.get_dummy_value()
+    return value(flag, value), _second
 
 
 @intrinsic
-def only_if(context: Any, flag: Any, value: Any) -> Any:
-    """The value, or None where the flag, or each of several, is None: known when compiled."""
-    if all(each is types.none for each in (flag if isinstance(flag, types.BaseTuple) else [flag])):
-        return types.none(flag, value), _nothing
-    return value(flag, value), _second
+def only_if_any(context: Any, flags: Any, value: Any) -> Any:
+    """The value, or None where all the flags are None: known when compiled."""
+    if all(flag is types.none for flag in flags):
+        return types.none(flags, value), lambda context, *_: context.get_dummy_value()
+    return value(flags, value), _second
 
 
 @intrinsic
 def pointer(context: Any, array: Any, offset: Any) -> Any:
     """Pointer to array[offset:]: no check for negative indices, no reference counting. None stays None."""
     if array is types.none:
-        return array(array, offset), _nothing
+        return array(array, offset), lambda context, *_: context.get_dummy_value()
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
@@ -198,16 +191,16 @@ def _number(array: Any) -> Any:
 def splat(context: Any, array: Any, value: Any, width: Any) -> Any:
     """A vector of one number, of the dtype of `array`."""
     vector = Vector(_number(array), width_of(width))
-    return vector(array, vector.dtype, width), lambda context, builder, signature, args: splat_value(
-        builder, args[1], vector.width
-    )
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return splat_value(builder, args[1], vector.width)
+
+    return vector(array, vector.dtype, width), codegen
 
 
 @intrinsic(prefer_literal=True)
 def load(context: Any, array: Any, offset: Any, width: Any, count: Any) -> Any:
     """`array[offset : offset + width]`; with a `count`, zeros after so many. bfloat16 is widened to float32."""
-    if array is types.none:
-        return array(array, offset, width, count), _nothing
     vector = Vector(_number(array), width_of(width))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -236,8 +229,6 @@ def masked_load(builder: Any, pointer: Any, offset: Any, count: Any, tile: Any) 
 @intrinsic(prefer_literal=True)
 def store(context: Any, array: Any, offset: Any, vector: Any, count: Any) -> Any:
     """`array[offset : offset + width] = vector`, or only the first `count` of it; both of one dtype."""
-    if array is types.none:
-        return array(array, offset, vector, count), _nothing
     if array.dtype != vector.dtype:
         raise TypingError(f"an array of {array.dtype} cannot store a vector of {vector.dtype}")
 
@@ -260,7 +251,11 @@ def store(context: Any, array: Any, offset: Any, vector: Any, count: Any) -> Any
 @intrinsic
 def larger(context: Any, x: Any, y: Any) -> Any:
     """The larger of two vectors, lane by lane."""
-    return x(x, y), lambda context, builder, signature, args: builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return x(x, y), codegen
 
 
 @intrinsic
@@ -325,9 +320,11 @@ def inverse(context: Any, x: Any) -> Any:
 @intrinsic
 def lane_sum(context: Any, vector: Any) -> Any:
     """The sum of a vector: halves are added until one lane is left."""
-    return vector.dtype(vector), lambda context, builder, signature, args: builder.extract_element(
-        _halved(builder, args[0], 1), ir.Constant(I32, 0)
-    )
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(_halved(builder, args[0], 1), ir.Constant(I32, 0))
+
+    return vector.dtype(vector), codegen
 
 
 def _halved(builder: Any, x: Any, width: int) -> Any:
@@ -348,13 +345,7 @@ def fold(context: Any, vector: Any, width: Any) -> Any:
 def _shuffled(lanes: Any) -> Any:
     """Return the code for a vector of these lanes of another one."""
     picked = indices(lanes)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if args[0].type.count == 1:  # LLVM makes slower code of shuffles of a single lane
-            return splat_value(builder, builder.extract_element(args[0], ir.Constant(I32, 0)), picked.type.count)
-        return builder.shuffle_vector(args[0], args[0], picked)
-
-    return codegen
+    return lambda context, builder, signature, args: builder.shuffle_vector(args[0], args[0], picked)
 
 
 @intrinsic(prefer_literal=True)
@@ -366,9 +357,7 @@ def repeat(context: Any, vector: Any, width: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def per_feature(context: Any, vector: Any, width: Any) -> Any:
-    """A number for each head to one for each of its features: each lane as often as fills a width. None stays None."""
-    if vector is types.none:
-        return vector(vector, width), _nothing
+    """A number for each head to one for each of its features: each lane as often as fills a width."""
     target = Vector(vector.dtype, width_of(width))
     each = target.width // vector.width
     return target(vector, width), _shuffled(lane // each for lane in range(target.width))
@@ -407,6 +396,15 @@ def prefetch(context: Any, array: Any, offset: Any, width: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, offset, width), codegen
+
+
+@intrinsic(prefer_literal=True)
+def constant(context: Any, pointer: Any, value: Any) -> Any:
+    """An integer as a number of the pointer's type."""
+    dtype = _number(pointer)
+    return dtype(pointer, value), lambda context, *_: ir.Constant(
+        context.get_value_type(dtype), float(value.literal_value)
+    )
 
 
 @intrinsic
