@@ -321,7 +321,8 @@ def test_keys_and_values_of_one_product_are_read_where_they_lie(monkeypatch: pyt
     assert all(torch.equal(grad, other[2][name]) for name, grad in one[2].items())
     assert other[2]["x"].data_ptr() - other[2]["key"].data_ptr() == both.stride(1) * both.element_size()
     ends = [beside[name].requires_grad_() for name in ("x", "key")]
-    out = fused.attend(Operation(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst)))
+    of_compiler = Operation(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst))
+    out = fused.attend_for_compiler(of_compiler, keeps=False)[0]
     assert all(grad.is_contiguous() for grad in torch.autograd.grad(out, ends, direction.to(out)))
 
 
