@@ -25,7 +25,7 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import Operation
-from ..steps.gpu import alpha, embed, features_of, forward_pass, leaky, of_rows, pair_score
+from ..steps.gpu import alpha, embed, features_of, forward_pass, keys_of, leaky, of_rows, pair_score
 from . import Dot
 from .gpu_edges import Operands, attr_gradient, load_slopes, multiply, parameter_gradients, store_signs
 
@@ -73,11 +73,8 @@ def _backward_dst_kernel(
             i_edge = edge_id(csr.p_ids, start + o_e, m_e)
             b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
             b_attr = features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES)
-            b_key = b_x
-            if pair.p_key is not None:
-                b_key = gather_features(pair.p_key, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
-            b_z = b_x + b_x_dst[None, :, :]
-            b_z = embed(b_z, pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
+            b_key = keys_of(pair, b_x, i_src, o_hc, m_e, m_hc, H, SIZES)
+            b_z = embed(b_x + b_x_dst[None, :, :], pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
             if pair.p_att is not None:
                 store_signs(p_signs, b_z, start + o_e, i_h, m_eh, H, SIZES)
             b_g = tl.sum(b_x * b_grad[None, :, :], 2)

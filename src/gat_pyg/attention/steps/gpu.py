@@ -104,6 +104,15 @@ def features_of(pair, i_edge, i_h, m_e, attr_stride, models, SIZES):
 
 
 @triton.jit
+def keys_of(pair, b_x, i_src, o_hc, m_e, m_hc, H, SIZES):
+    """The keys of a block of edges, which are x without `p_key`."""
+    if pair.p_key is None:
+        return b_x
+    else:
+        return gather_features(pair.p_key, i_src, o_hc, m_e, m_hc, row_width(H * SIZES.C, SIZES.X_STRIDE))
+
+
+@triton.jit
 def pair_score(pair, b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, slope, scale):
     """e_ij of a block of edges."""
     if pair.p_att is not None:
@@ -159,11 +168,8 @@ def _forward_kernel(
             b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
             b_e = leaky(b_z, slope)
         else:
-            b_key = b_x
-            if pair.p_key is not None:
-                b_key = gather_features(pair.p_key, i_src, o_hc, m_e, m_hc, row_width(HC, SIZES.X_STRIDE))
-            b_z = b_x + b_x_dst[None, :, :]
-            b_z = embed(b_z, pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
+            b_key = keys_of(pair, b_x, i_src, o_hc, m_e, m_hc, H, SIZES)
+            b_z = embed(b_x + b_x_dst[None, :, :], pair, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, SIZES)
             b_e = pair_score(pair, b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, slope, scale)
         b_factor = keep(drop, threshold, start + o_e, m_e, models, SIZES)
         b_factor *= gather(p_edge_weight, i_edge, i_h, m_eh, H, 1.0)
