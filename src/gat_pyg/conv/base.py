@@ -19,7 +19,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
 from ..attention.fused import drop_edges, is_spent
-from ..attention.operation import attend, has_operator
+from ..attention.operation import Backend, attend, has_operator
 from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
@@ -53,10 +53,20 @@ class AttentionConv(MessageConv):
         super().__init__(node_dim=0, **kwargs)
         self.mechanism: Any = None  # a module that scores the edges
 
-    def _set_options(self, *options: Any) -> None:
+    def _set_options(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        dropout: float,
+        edge_dim: int | None,
+        edge_dropout: float,
+        backend: Backend,
+    ) -> None:
         """Check the options that all layers have, and set them."""
-        self.in_channels, self.out_channels, self.heads, self.concat, *others = options
-        self.dropout, self.edge_dim, self.edge_dropout, self.backend = others
+        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
+        self.dropout, self.edge_dim, self.edge_dropout, self.backend = dropout, edge_dim, edge_dropout, backend
         check_options(self)
 
     def reset_parameters(self) -> None:
