@@ -1,7 +1,8 @@
 """A layer on few edges of a CPU: one autograd node, and one call of a kernel each way, with its linear maps.
 
-A layer names its parameters in the order of the kernels, `_PARAMETERS`; `_few_options` returns its options. A call that
-the kernels do not compute, and a derivative of a gradient, takes the way of many edges.
+A layer names its parameters in the order of the kernels, `_PARAMETERS`. Of the last three, `_few_options` returns the
+slope or scale and which of the three scores it is, True for one and None for the others; or None, if the kernels do not
+compute the layer. Such a call, and a derivative of a gradient, takes the way of many edges.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ class _Products(torch.autograd.Function):
         if batch := left.shape[:-2] or right.shape[:-2]:
             each = zip(left.expand(*batch, -1, -1), right.expand(*batch, -1, -1), strict=True)
             return torch.stack([_Products.forward(*operands, pattern) for operands in each])
-        step = max(1, (1 << 19 if left.is_cpu else 1 << 26) // max(1, left.size(1)))  # what a core's cache holds
+        numbers = 1 << 19 if left.is_cpu else 1 << 26  # gathered at a time: on a CPU, what a core's cache holds
+        step = max(1, numbers // max(1, left.size(1)))
         left, right = left.contiguous(), right.contiguous()
         ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
         blocks = [(left.index_select(0, row) * right.index_select(0, col)).sum(1) for row, col in ends]

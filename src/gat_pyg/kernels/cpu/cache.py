@@ -71,9 +71,9 @@ class _Step(Compiler):  # type: ignore[misc]
         )
 
 
-def step(function: Callable[..., Any], allocates: bool = False, **options: Any) -> Any:
+def step(function: Callable[..., Any], allocates: bool = False) -> Any:
     """A step of kernels, which have one copy of it each. Only kernels can call it."""
-    return njit(pipeline_class=_Step, no_cpython_wrapper=True, _nrt=allocates, **options, **OPTIONS)(function)
+    return njit(pipeline_class=_Step, no_cpython_wrapper=True, _nrt=allocates, **OPTIONS)(function)
 
 
 def inline(function: Callable[..., Any]) -> Any:
