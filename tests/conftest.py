@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -15,12 +16,14 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import the fixtures where tests run."""
+    """Let Ctrl-C do what it does in a terminal, and import the fixtures where tests run."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
-MAX_KERNELS = 170  # that the suite may compile on CI, without the tests marked weekly; each takes about a second
+MAX_KERNELS = 145  # that the suite may compile on CI, without the tests marked weekly; each takes about a second
 WORKERS = pytest.StashKey[list[dict[str, Any]]]()  # what each worker of pytest-xdist reports at its end
 
 

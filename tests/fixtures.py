@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 import zlib
 from collections.abc import Iterator
@@ -32,9 +31,7 @@ except ImportError:  # as on a machine for the CUDA kernels
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the processes of pytest-xdist share the cores, Ctrl-C do what it does in a terminal, and settings be fast."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let the processes of pytest-xdist share the cores, and settings be fast."""
     if hasattr(config, "workerinput"):
         fork_server()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
