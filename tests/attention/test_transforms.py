@@ -120,7 +120,7 @@ def test_a_graph_from_outside_is_remembered_within_a_transform() -> None:
 
     def loss(x: Tensor, index: Tensor) -> Tensor:
         seen.append(neighbourhoods(index, 40, 40))
-        return attend(x, Additive(), seen[-1]).sum()
+        return attend(x, Additive(), seen[-1], backend="segment").sum()
 
     grad(loss)(torch.randn(40, 3, 5), index)
     grad(lambda index, x: loss(x, index), argnums=1)(index.double().long(), torch.randn(40, 3, 5))
@@ -141,11 +141,11 @@ def test_edges_and_whatever_is_made_of_a_graph_within_a_transform() -> None:
         edges = edges_of(BIPARTITE)
         made = Edges.from_index(index, BIPARTITE.num_src, BIPARTITE.num_dst)
         again = Edges.from_csr(edges.rowptr + 0, edges.src + 0, BIPARTITE.num_src)
-        outs = [attend(x, Additive(), each).square().sum() for each in (edges, made, again)]
+        outs = [attend(x, Additive(), each, backend="segment").square().sum() for each in (edges, made, again)]
         return outs[0] + 10 * outs[1] + 100 * outs[2]
 
     def plain(x: Tensor) -> Tensor:
-        return 111 * attend(x, Additive(), edges_of(BIPARTITE)).square().sum()
+        return 111 * attend(x, Additive(), edges_of(BIPARTITE), backend="segment").square().sum()
 
     assert_close(grad(loss)(x), grad(plain)(x))
 
