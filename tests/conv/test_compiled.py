@@ -118,6 +118,7 @@ def test_a_batch_is_compiled_as_one_operator(kind: str) -> None:
         assert 0.3 < dropped.double().mean() < 0.52 and not torch.equal(alpha[0] == 0, alpha[1] == 0)
 
 
+@torch._inductor.config.patch(compile_threads=1)  # else it starts processes, each of which imports torch
 def test_compiled_by_inductor_for_the_first_rows_of_one_x() -> None:
     """Inductor turns plain operators into C++: those of PyG's message passing, by the segment backend."""
     conv, index = GATConv(5, 4, heads=2), (RANDOM.index % 6)[:, RANDOM.index[1] % 6 < 2]
