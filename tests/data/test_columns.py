@@ -77,8 +77,9 @@ def test_a_number_may_be_written_as_missing_but_a_target_not(mark: str):
             ValueError, match=r"t, row 30: v is .* \(and 9 more rows\).* or list it: dataset.missing=\["
         ):
             Targets.fit(column(*numbers, *[mark] * 10), ["v"])
-        targets = Targets.fit(column(*numbers, *[mark] * 10), ["v"], missing=[mark])
-        y = targets(column(*numbers, *[mark] * 10))[-10:]
+        frame = column(*numbers, *[mark] * 10, missing=[mark])
+        targets = Targets.fit(frame, ["v"])
+        y = targets(frame)[-10:]
         assert (y.isnan() if targets.classes is None else y == -1).all()
         classes = Targets.fit(column(*numbers, mark), ["v"], categories=["v"]).classes
         assert classes is not None and mark in classes
@@ -201,11 +202,12 @@ TARGETS: list[tuple[list[Any], dict[str, Any], Any]] = [  # cells, options, and 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("cells", "options", "expected"), TARGETS, ids=[str(cells[:4]) for cells, *_ in TARGETS])
 def test_classes_of_a_target(cells: list[Any], options: dict[str, Any], expected: Any):
+    frame = column(*cells, commas=True, missing=options.pop("missing", ()))
     if isinstance(expected, str):
         with pytest.raises((ValueError, UserWarning), match=expected):
-            Targets.fit(column(*cells, commas=True), ["v"], **options)
+            Targets.fit(frame, ["v"], **options)
     else:
-        targets = Targets.fit(column(*cells, commas=True), ["v"], **options)
+        targets = Targets.fit(frame, ["v"], **options)
         assert targets.classes == (sorted(expected) if expected and ">10" in expected else expected)
 
 

@@ -244,6 +244,21 @@ def test_rows_are_split_by_a_column_and_by_a_time():
     assert int(masks["test_mask"].sum()) >= int(dated.sum()) // 5  # all rows of one day are in one split
 
 
+@pytest.mark.parametrize("split", ["column", "time"])
+@pytest.mark.parametrize("name", ["opened", "city", "fraud", "part"])
+def test_a_listed_value_is_an_empty_field_in_features_labels_and_splits(split: str, name: str):
+    nodes, options = accounts(), {"column": {"column": "part"}, "time": {"time": "opened", "ignore": ["part"]}}[split]
+    empty = nodes.assign(**{name: nodes[name].mask(np.arange(len(nodes)) % 5 == 1, "")})
+    listed = empty.replace("", "-1")
+    expected, task = (
+        tables(frame, payments(nodes), "fraud", id="account", missing=missing, **options)
+        for frame, missing in ((empty, []), (listed, [-1]))
+    )
+    for key in ("x", "y", *MASKS):
+        torch.testing.assert_close(task.train[0][key], expected.train[0][key], msg=key)
+    same_graph(read_rows(stored(task), [listed, payments(nodes)]), task.train[0])
+
+
 def ratings(size: int = 300) -> pd.DataFrame:
     draw = np.random.default_rng(0)
     dates = pd.Timestamp("2025-01-01") + pd.to_timedelta(draw.integers(0, 300, size), unit="D")

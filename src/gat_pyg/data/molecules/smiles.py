@@ -64,7 +64,7 @@ def smiles(
             unknown; molecules without any known target are left out.
         smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
         invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.
-        missing: values of targets that are unknown, such as "?".
+        missing: values of targets, and of `column` and `time`, that are unknown, such as "?".
         descriptors: if true, `graph_attr` `[1, D]` has RDKit's descriptors, which stand beside the readout; None: if
             there are at most 10,000 molecules.
         val, test, seed, folds, fold: arguments of a random split, as in `gat_pyg.data.from_dataset`.
@@ -99,12 +99,14 @@ def smiles(
         )
     needs("rdkit", "molecules")  # before pandas, whose extra has no RDKit
     frame = _table(path)
+    missing = [*(missing if like is None else like.get("missing", ()))]
+    frame.attrs["missing"] = missing
     smiles = _smiles_column(frame, smiles)
     targets = _target_columns(frame, target, smiles)
     goal = None if task is None else task.removeprefix("graph_")
-    labels = Targets.fit(frame, targets, goal, missing=missing) if like is None else Targets.like(like, targets)
+    labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
-    source |= {"missing": [*labels.missing]} if labels.missing else {}
+    source |= {"missing": missing} if missing else {}
     source |= {"split": column} if column is not None else {}
     source |= {"descriptors": len(frame) <= FEW if descriptors is None else descriptors}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
@@ -255,7 +257,9 @@ def _read(frame: Any, source: Mapping[str, Any]) -> _Read:
     frame = frame.iloc[[*graphs]]
     names, classes, goal = (source["target"][key] for key in ("names", "classes", "goal"))
     absent = {name: np.nan for name in names if name not in frame.columns}
-    y = Targets(names, classes, source.get("missing", ()))(frame.assign(**absent))
+    labelled = frame.assign(**absent)
+    labelled.attrs["missing"] = source.get("missing", ())
+    y = Targets(names, classes)(labelled)
     (y,) = objective_for([y], "graph", goal).convert([y], file)
     for graph, row in zip(graphs.values(), y.split(1), strict=True):
         graph.y = row

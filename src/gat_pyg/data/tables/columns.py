@@ -120,7 +120,8 @@ class Column:
     Args:
         frame: a table of `gat_pyg.data.tables.files`.
         name: the column.
-        missing: further values that are missing.
+
+    Values in `frame.attrs["missing"]` are missing in all columns.
 
     Example:
         >>> import pandas as pd
@@ -129,12 +130,12 @@ class Column:
         (array([2.5, nan, nan, 2.5]), ['2.5', '?', '2.50'], ['2.5', '?', '2.5'])
     """
 
-    def __init__(self, frame: Any, name: str, missing: Collection[Any] = ()) -> None:
+    def __init__(self, frame: Any, name: str) -> None:
         self.frame, self.name, self._series = frame, name, frame[name]
         kind = self._series.dtype.kind
         self.kind = "number" if kind in "iuf" else "date" if kind == "M" else "text"
         self.is_category = name in frame.attrs.get("categories", ())
-        self._missing = {key(str(value)) for value in missing}
+        self._missing = {key(str(value)) for value in frame.attrs.get("missing", ())}
 
     @cached_property
     def _distinct(self) -> tuple[Any, list[str]]:

@@ -33,7 +33,6 @@ class Features:
     Args:
         columns: the encoding of each column, as `fit` makes it.
         left_out: the columns that `fit` left out, with the reasons.
-        missing: further values that are missing.
         spellings: how often `fit` has read a text as a missing number, by column and text.
 
     Example:
@@ -50,20 +49,12 @@ class Features:
         self,
         columns: Mapping[str, dict[str, Any]],
         left_out: dict[str, str] | None = None,
-        missing: Collection[Any] = (),
         spellings: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
-        self.columns, self.left_out, self.missing, self.spellings = columns, left_out or {}, missing, spellings or {}
+        self.columns, self.left_out, self.spellings = columns, left_out or {}, spellings or {}
 
     @classmethod
-    def fit(
-        cls,
-        frame: Any,
-        names: Sequence[str],
-        rows: Any,
-        categories: Collection[str] = (),
-        missing: Collection[Any] = (),
-    ) -> Features:
+    def fit(cls, frame: Any, names: Sequence[str], rows: Any, categories: Collection[str] = ()) -> Features:
         """Return the features of some columns, fitted on the training `rows`, a mask over the table.
 
         Columns without values or with one value only are left out, and texts that are rarely the same, as names.
@@ -74,7 +65,7 @@ class Features:
         """
         columns, left_out, spellings = {}, {}, {}
         for name in names:
-            column = Column(frame, name, missing)
+            column = Column(frame, name)
             check_cells(column)
             kind, form = kind_of(column, rows, name in categories)
             encoding = _categories(column, rows) if kind == "category" else _scale(column, rows, kind, form)
@@ -86,7 +77,7 @@ class Features:
             if kind != "category":
                 every = column.counts(slice(None)) if column.kind == "text" else {}
                 spellings[name] = {text: count for text, count in every.items() if text.casefold() in MISSING}
-        return cls(columns, left_out, missing, {name: texts for name, texts in spellings.items() if texts})
+        return cls(columns, left_out, {name: texts for name, texts in spellings.items() if texts})
 
     @classmethod
     def of_table(
@@ -95,22 +86,21 @@ class Features:
         names: Sequence[str],
         rows: Any,
         categories: Collection[str],
-        missing: Collection[Any],
         like: Mapping[str, dict[str, Any]] | None = None,
     ) -> Features:
         """Return the features of those columns that have a name and are no split, or those of an earlier task.
 
         Args:
-            frame, names, rows, categories, missing: as in `fit`.
+            frame, names, rows, categories: as in `fit`.
             like: the columns of the earlier task.
         """
         reasons = {name: "it has no name" for name in names if unnamed(name)}
         names = [name for name in names if not unnamed(name)]
         if like is not None:
             others = {name: "no feature of the earlier run" for name in names if name not in like}
-            return cls(like, reasons | others, missing)
+            return cls(like, reasons | others)
         splits = warn_of_splits(frame, [name for name in names if name not in categories])
-        result = cls.fit(frame, [name for name in names if name not in splits], rows, categories, missing)
+        result = cls.fit(frame, [name for name in names if name not in splits], rows, categories)
         result.left_out = reasons | dict.fromkeys(splits, "a split") | result.left_out
         return result
 
@@ -133,7 +123,7 @@ class Features:
         for name, encoding in self.columns.items():
             if name not in frame.columns:
                 raise missing_column([frame], name)
-            column, block = Column(frame, name, self.missing), x.numpy()[:, begin : begin + width(encoding)]
+            column, block = Column(frame, name), x.numpy()[:, begin : begin + width(encoding)]
             encode = _encode_category if encoding["kind"] == "category" else _encode_number
             is_missing = encode(block, column, encoding)
             if is_later:

@@ -28,13 +28,19 @@ _HEAD = 2**20  # characters that have the header and the next row
 _FIRST = 2  # the first row of values, where the header is row 1, as in a spreadsheet
 
 
-def frame_of(table: Any, name: str) -> Any:
-    """Return a table as a frame with the names of its files, as `read_table` or `named`; None for None."""
-    if table is None or "files" in getattr(table, "attrs", ()):  # of a graph, or already read
+def frame_of(table: Any, name: str, missing: Sequence[str] = ()) -> Any:
+    """Return a table as a frame with the names of its files, as `read_table` or `named`; None for None.
+
+    Values of `missing` are missing in all columns but ids.
+    """
+    if table is None:
         return table
-    if hasattr(table, "columns"):
-        return named(table.reset_index(drop=table.index.name is None), name)
-    return read_table(table if isinstance(table, (str, Path)) else list(table))
+    if "files" not in getattr(table, "attrs", ()):  # neither of a graph nor already read
+        is_frame = hasattr(table, "columns")
+        paths = table if is_frame or isinstance(table, (str, Path)) else list(table)
+        table = named(table.reset_index(drop=table.index.name is None), name) if is_frame else read_table(paths)
+    table.attrs["missing"] = [*missing]
+    return table
 
 
 def read_table(path: str | Path | Sequence[str | Path]) -> Any:

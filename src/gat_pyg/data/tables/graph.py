@@ -117,9 +117,10 @@ def read_tables(nodes: Any, edges: Any, roles: Roles, used: Collection[Any] = ()
         nodes = of.nodes.rename(columns=renamed) if nodes is None else nodes
         edges = of.edges.rename(columns=renamed)
         roles = roles._replace(**selected, both=roles.both or not of.directed)
-    edges = frame_of(edges, "edges")
+    edges = frame_of(edges, "edges", roles.missing)
     tables = [] if nodes is None else [nodes] if not are_two else nodes
-    frames = [frame_of(table, f"nodes[{k}]" if are_two else "nodes") for k, table in enumerate(tables)]
+    names_of = [f"nodes[{k}]" if are_two else "nodes" for k in range(len(tables))]
+    frames = [frame_of(*each, roles.missing) for each in zip(tables, names_of, strict=True)]
     roles = choose_ends(edges, roles, used)._replace(are_two=are_two)
     ends = [(edges, str(roles.src)), (edges, str(roles.dst))]
     if not frames:
@@ -224,7 +225,7 @@ def rows_graph(of: Tables, source: Mapping[str, Any], is_later: bool = True) -> 
         source: `Task.source`.
         is_later: warn of columns that differ from those of the training.
     """
-    nodes, edges = (Features(source["columns"].get(item) or {}, missing=source["missing"]) for item in ("node", "edge"))
+    nodes, edges = (Features(source["columns"].get(item) or {}) for item in ("node", "edge"))
     without = node_ids(len(of.ids)) if of.graphs is None else torch.ones(len(of.nodes), 1)
     x = nodes(of.nodes, is_later) if nodes.columns else without
     return Data(x, of.edge_index, edges(of.edges, is_later) if edges.columns else None)

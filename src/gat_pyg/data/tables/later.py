@@ -55,7 +55,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
     item = "node" if target is None else target["item"]
     frame, order = of.of(item), of.order if item == "node" else None
     if target is not None and all(name in frame.columns for name in target["names"]):
-        y = Targets(target["names"], target["classes"], source["missing"])(frame)
+        y = Targets(target["names"], target["classes"])(frame)
         (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
     numbers = None if order is None or item not in frames else order.tolist()
     return Rows([graph], of.names(item), frames.get(item, frame), numbers)
@@ -76,7 +76,7 @@ def _rows_of_graphs(source: Mapping[str, Any], data: Any) -> Rows:
     of = read_graphs(tables["nodes"], tables["edges"], tables["graphs"], Roles.of(source)).with_degrees()
     target, y = source["target"], dict[str, Any]()
     if all(name in of.graphs.columns for name in target["names"]):
-        labels = Targets(target["names"], target["classes"], source["missing"])(of.graphs)
+        labels = Targets(target["names"], target["classes"])(of.graphs)
         (y["y"],) = objective_for([labels], "graph", target["goal"]).convert([labels], file_of(of.graphs))
     graphs, first = divided(of, source, **y), 0
     for graph in graphs:

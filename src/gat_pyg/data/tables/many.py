@@ -40,7 +40,7 @@ def read_graphs(nodes: Any, edges: Any, graphs: Any, roles: Roles, used: Collect
     if are_graphs(edges) or is_graph(edges):
         nodes, edges, graphs, roles = _unpacked(edges, graphs, roles)
     tables = {"nodes": nodes, "edges": edges, "graphs": graphs}
-    nodes, edges, graphs = (frame_of(table, name) for name, table in tables.items())
+    nodes, edges, graphs = (frame_of(table, name, roles.missing) for name, table in tables.items())
     if graphs is None or edges is None:
         raise ValueError("Many graphs in tables need three: dataset.graphs, dataset.nodes and dataset.edges.")
     own, within = _id_column(graphs), edges if nodes is None else nodes
@@ -92,7 +92,7 @@ def divided(of: Tables, source: Mapping[str, Any], is_later: bool = True, **othe
     union = with_messages(rows_graph(of, source, is_later), source)
     union.update({"batch": torch.from_numpy(of.batch), **others})
     if columns := source["columns"].get("graph"):
-        union.graph_attr = Features(columns, missing=source["missing"])(of.graphs, is_later)
+        union.graph_attr = Features(columns)(of.graphs, is_later)
     return graphs_of(union, "graph", file_of(of.graphs))
 
 

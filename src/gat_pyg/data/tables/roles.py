@@ -49,6 +49,7 @@ class Roles(NamedTuple):
     both: bool = False  # the edges are those of a graph without directions
     ids: list[list[str]] | None = None  # ids of the nodes whose embeddings were learnt, in order, of each kind
     graph_id: str | None = None  # of many graphs: the column of all tables with the graph of a row
+    missing: Sequence[str] = ()  # values that are missing in all columns but ids
 
     @classmethod
     def of(cls, source: Mapping[str, Any]) -> Roles:

@@ -129,8 +129,8 @@ def tables(
         raise ValueError("graph and edges are two sets of edges. Leave one of them out.")
     edges = edges if graph is None else graph
     are_many = graphs is not None or are_graphs(edges)
-    roles = Roles(id, src, dst, bipartite, matrix) if like is None else Roles.of(like)
-    missing = [*map(str, missing)] if like is None else [*like.get("missing", ())]
+    missing = [*map(str, missing)]
+    roles = Roles(id, src, dst, bipartite, matrix, missing=missing) if like is None else Roles.of(like)
     used = (*([target] if isinstance(target, str) else target or ()), *ignore, column, time)
     of = read_graphs(nodes, edges, graphs, roles, used) if are_many else read_tables(nodes, edges, roles, used)
     roles = of.roles
@@ -150,7 +150,7 @@ def tables(
 
     labels = None
     if item != "link":
-        labels = Labels.fit(of.of(item), item, goal, targets, categories, missing, like, name)
+        labels = Labels.fit(of.of(item), item, goal, targets, categories, like, name)
     elif like is not None and (earlier := like.get("target")) is not None:
         predicted = " and ".join(earlier["names"])
         raise ValueError(f"{name}: the earlier run predicts {predicted}. Choose the same target.")
@@ -181,7 +181,7 @@ def tables(
         if item == "graph" != each:
             rows = masks["train_mask"].numpy()[of.graph_of(each)]
         earlier = None if like is None else like["columns"][each]
-        fitted[each] = Features.of_table(frame, names, rows, categories, missing, earlier)
+        fitted[each] = Features.of_table(frame, names, rows, categories, earlier)
         if labels is not None and is_split and like is None:
             labels.targets.warn_of_copies(frame, fitted[each].columns, labels.y, rows)
     for degree in {*DEGREES} & fitted.get("node", Features({})).columns.keys():
@@ -192,7 +192,6 @@ def tables(
         "_target_": "gat_pyg.data.tables",
         **paths,
         **roles.describe(),
-        "missing": missing,
         "reverse": undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids))),
         "columns": {each: features.columns for each, features in fitted.items()},
     }

@@ -29,7 +29,6 @@ class Targets:
     Args:
         names: the columns.
         classes: the classes as text, or None.
-        missing: further values that are unknown.
 
     Example:
         >>> import pandas as pd
@@ -39,17 +38,12 @@ class Targets:
         (['no', 'yes'], tensor([ 1, -1,  0]))
     """
 
-    def __init__(self, names: Sequence[str], classes: Sequence[str] | None, missing: Collection[Any] = ()) -> None:
-        self.names, self.classes, self.missing = [*names], None if classes is None else [*classes], missing
+    def __init__(self, names: Sequence[str], classes: Sequence[str] | None) -> None:
+        self.names, self.classes = [*names], None if classes is None else [*classes]
 
     @classmethod
     def fit(
-        cls,
-        frame: Any,
-        names: Sequence[str],
-        goal: str | None = None,
-        categories: Collection[str] = (),
-        missing: Collection[Any] = (),
+        cls, frame: Any, names: Sequence[str], goal: str | None = None, categories: Collection[str] = ()
     ) -> Targets:
         """Return the labels of some columns; `goal` is classification, regression or None.
 
@@ -58,7 +52,6 @@ class Targets:
             names: the columns.
             goal: classification, regression, or None if the values show it.
             categories: columns with classes, whatever their values.
-            missing: values that are unknown.
 
         Raises:
             ValueError: if several columns are not numbers, targets are texts, some or all, or a value may be either a
@@ -66,21 +59,21 @@ class Targets:
 
         Warns of classes that may be unknown labels, -1 and `unknown`.
         """
-        columns = [Column(frame, name, missing) for name in names]
+        columns = [Column(frame, name) for name in names]
         if len(columns) > 1 or goal == "regression":
             for column in columns:
                 numbers_of(column, "in each of several targets" * (len(columns) > 1))
-            return cls(names, None, missing)
+            return cls(names, None)
         (column,) = columns
         check_cells(column)
         if not (column.is_category or names[0] in categories) and _are_numbers(column, goal):
             values = column.numbers[~np.isnan(column.numbers)]
             if goal is None and (values != values.round()).any():
-                return cls(names, None, missing)
+                return cls(names, None)
         spelt = dict(zip(column.keys, column.texts, strict=True))
         classes = [spelt[value] if value in ("True", "False") else value for value in spelt]
         are_texts = any(np.isnan(number(name)) for name in classes)
-        return cls(names, sorted(classes) if are_texts else sorted(classes, key=float), missing)
+        return cls(names, sorted(classes) if are_texts else sorted(classes, key=float))
 
     def note(self, y: Tensor, item: str) -> str:
         """Return a clause on the classes in y; "" without classes."""
@@ -108,14 +101,14 @@ class Targets:
                 f"The target is {' and '.join(names)}, but the earlier run predicts {' and '.join(target['names'])}. "
                 "Choose the same."
             )
-        return cls(target["names"], target["classes"], source.get("missing", ()))
+        return cls(target["names"], target["classes"])
 
     def __call__(self, frame: Any) -> Tensor:
         """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
 
         Warns of classes that training did not have, which are unknown.
         """
-        columns = [Column(frame, name, self.missing) for name in self.names]
+        columns = [Column(frame, name) for name in self.names]
         if self.classes is None:
             return torch.from_numpy(np.stack([*map(numbers_of, columns)], 1))
         (column,) = columns
@@ -143,7 +136,7 @@ class Targets:
         for name in names:
             if len(Column(first, name).texts) > MOST:
                 continue
-            values = Column(frame, name, self.missing).places(self.classes)[0][rows]
+            values = Column(frame, name).places(self.classes)[0][rows]
             usual = np.bincount(values + 2).argmax() - 2
             others = (values != usual) & (labels >= 0)
             is_sure = surprise[labels[others]].sum() > np.log(1e6 * len(names))  # else words of one class are named
@@ -170,7 +163,6 @@ class Labels(NamedTuple):
         goal: str | None,
         names: Sequence[str],
         categories: Collection[str],
-        missing: Collection[Any],
         like: Mapping[str, Any] | None,
         name: str,
     ) -> Labels:
@@ -179,7 +171,7 @@ class Labels(NamedTuple):
         Raises:
             ValueError: if none is known, a value cannot be meant, or the earlier task predicts something else.
         """
-        targets = Targets.fit(frame, names, goal, categories, missing) if like is None else Targets.like(like, names)
+        targets = Targets.fit(frame, names, goal, categories) if like is None else Targets.like(like, names)
         y = targets(frame)
         if not any_known(y).any():
             raise ValueError(f"{file_of(frame)}: {' and '.join(names)} is empty in all rows, expected known values.")
@@ -211,7 +203,7 @@ class Labels(NamedTuple):
         is_rare = have_names and float((self.y[rows & (self.y >= 0)] == 0).double().mean()) < POSITIVE
         if not (is_rare if positive is None else str(positive) == classes[0]):
             return self
-        targets = Targets(self.targets.names, classes[::-1], self.targets.missing)
+        targets = Targets(self.targets.names, classes[::-1])
         return self._replace(targets=targets, y=torch.where(self.y < 0, self.y, 1 - self.y))
 
     @property
