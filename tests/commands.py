@@ -20,9 +20,24 @@ from torch_geometric.data import Data
 import gat_pyg.run
 import gat_pyg.runs.stacked
 from gat_pyg.runs.folder import Run
+from gat_pyg.runs.result import Result, read
 from tests.processes import python
 
 Command = Callable[..., str]
+
+
+def run_command(*arguments: str) -> None:
+    """Run the command in this process, wherever it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gat-pyg", *arguments])
+        gat_pyg.run.main()
+
+
+def result_of(outputs: Path, *settings: str) -> Result:
+    """Train by the command; return the last line of its results."""
+    run_command(*settings, f"outputs={outputs}")
+    return read(outputs / "results.jsonl")[-1]
+
 
 SMALL = ("model=mlp", "model.hidden_channels=8", "training.lr=0.05")
 
@@ -46,16 +61,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run the command in this process; returns its stdout, or its stderr if it `fails`."""
 
     def run(*arguments: str, fails: bool = False) -> str:
-        monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
         if not fails:
-            gat_pyg.run.main()
+            run_command(*arguments)
             return capsys.readouterr().out
         with pytest.raises(SystemExit) as stopped:
-            gat_pyg.run.main()
+            run_command(*arguments)
         assert stopped.value.code == 1
         error = capsys.readouterr().err
         assert "Traceback" not in error

@@ -22,7 +22,6 @@ from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-import gat_pyg.run
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import Additive, attend, fused
 from gat_pyg.attention.additive import prefers_speed
@@ -32,8 +31,8 @@ from gat_pyg.graph import adjacency
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import rows
-from gat_pyg.runs.result import read
 from tests.attention.comparisons import FOLDERS, answer, assert_same, direction_of, spy
+from tests.commands import result_of
 from tests.graphs import BIPARTITE, RANDOM, random
 from tests.laws import assert_close, edges_of, moved
 from tests.scores import ADDITIVE, CONSTANT, DOT_EDGES, GATV2_EDGES, SCORES, Tensors, call, leaves_of, score_of
@@ -151,14 +150,11 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
-def test_the_command_trains_with_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_trains_with_the_kernels(tmp_path: Path) -> None:
     """Of 3 heads of 5 channels in float64, which other tests compile."""
     network = ("+model.backend=fused", "model.heads=[3,3]", "model.hidden_channels=[5]", "+trainer.precision=64-true")
     small = ("dataset=planted", "dataset.graphs=4", "dataset.labels=5", "training.max_epochs=2", "runs=1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *small, *network])
-    gat_pyg.run.main()
-    assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
+    assert result_of(tmp_path, *small, *network).epochs == 2
 
 
 # --- Compilers. ---

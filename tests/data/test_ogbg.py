@@ -12,10 +12,9 @@ import torch
 from torch_geometric.data import Batch
 from torchmetrics.functional.classification import binary_auroc
 
-import gat_pyg.run
 from gat_pyg.data import ogbg
-from gat_pyg.runs.result import read
 from gat_pyg.trained.predict import predict
+from tests.commands import result_of
 from tests.data.test_ogbn import table
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
@@ -48,17 +47,13 @@ def stored(name: str, root: Path) -> np.ndarray:
 
 
 @needs_ogb
-def test_the_command_trains_on_molecules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_trains_on_molecules(tmp_path: Path):
     y = stored("ogbg-molbace", tmp_path)
     task = ogbg("ogbg-molbace", tmp_path)
     assert [len(task.graphs(part)) for part in ("train", "val", "test")] == [20, 5, 5]
     assert torch.equal(task.labels("test").squeeze().float(), torch.tensor(y[25:, 0]).float())
     few = ["training.max_epochs=2", "model.hidden_channels=4", "model.heads=2", "model.num_layers=3", "model.encoder=8"]
-    monkeypatch.setattr(
-        sys, "argv", ["gat-pyg", "dataset=molbace", f"data_root={tmp_path}", f"outputs={tmp_path}/o", *few]
-    )
-    gat_pyg.run.main()
-    (result,) = read(tmp_path / "o" / "results.jsonl")
+    result = result_of(tmp_path / "o", "dataset=molbace", f"data_root={tmp_path}", *few)
     assert result.metric == "roc_auc"
     again = predict(result.run_dir, Batch.from_data_list(task.test))
     y = task.labels("test")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-import gat_pyg.run
 from gat_pyg.data import ogbl
-from gat_pyg.runs.result import read
 from gat_pyg.tasks.links import _keys
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import TaskData, batching
 from gat_pyg.training.epoch_seeds import seed_draws, seed_epoch
+from tests.commands import result_of
 from tests.data.test_ogbn import table
 
 pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
@@ -104,7 +102,7 @@ def test_the_negatives_of_rank_0_are_those_of_its_seeded_epoch() -> None:
     assert random.getstate() == state
 
 
-def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path) -> None:
     from ogb.linkproppred import Evaluator
 
     stored(tmp_path)
@@ -115,11 +113,7 @@ def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytes
         "model.heads=[2,1]",
         "model.encoder={channels:8,init:orthogonal}",
     ]
-    folders = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
-    arguments = ["dataset=ogbl-ddi", "recipe=papers", *folders, *few]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
-    gat_pyg.run.main()
-    (result,) = read(tmp_path / "o" / "results.jsonl")
+    result = result_of(tmp_path / "o", "dataset=ogbl-ddi", "recipe=papers", f"data_root={tmp_path}", *few)
     data = ogbl("ogbl-ddi", tmp_path).train[0]
     out, y = predict(result.run_dir, data)[data.test_mask].logit(), data.y[data.test_mask]
     expected = Evaluator("ogbl-ddi").eval({"y_pred_pos": out[y == 1], "y_pred_neg": out[y == 0]})["hits@20"]
@@ -127,13 +121,11 @@ def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytes
 
 
 def test_ids_without_an_encoder_and_unknown_names_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored(tmp_path)
-    arguments = ["dataset=ogbl-ddi", "model.encoder=null", f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
     with pytest.raises(SystemExit):
-        gat_pyg.run.main()
+        result_of(tmp_path / "o", "dataset=ogbl-ddi", "model.encoder=null", f"data_root={tmp_path}")
     assert "has no features but the ids of its nodes, for learnt embeddings. Give" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'ogbg-molbace' is unknown: expected the name of a data set with links"):
         ogbl("ogbg-molbace", tmp_path)

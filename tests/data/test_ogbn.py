@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch_geometric.utils import contains_isolated_nodes, is_undirected, to_undirected
 
-import gat_pyg.run
 from gat_pyg.data import ogbn
 from gat_pyg.data.named.ogb import OGBN
-from gat_pyg.runs.result import read
 from gat_pyg.tasks.objective import MASKS
+from tests.commands import result_of
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
 N = 30
@@ -106,20 +105,15 @@ def test_without_ogb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "ogb", None)
     with pytest.raises(ImportError, match=r"ogbn-products needs ogb. Run: python -m pip install 'gat_pyg\[ogb\]'"):
         ogbn("ogbn-products", tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["gat-pyg", "dataset=ogbn-products", f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
-    )
     with pytest.raises(SystemExit):
-        gat_pyg.run.main()
+        result_of(tmp_path / "o", "dataset=ogbn-products", f"data_root={tmp_path}")
     assert "gat-pyg: ogbn-products needs ogb. Run:" in capsys.readouterr().err
 
 
 @needs_ogb
-def test_the_command_trains_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_trains_on_it(tmp_path: Path):
     stored("ogbn-papers100M", tmp_path)
     parts = ["loader=cluster", "loader.num_parts=3", "loader.batch_size=2"]
     settings = ["dataset=ogbn-papers100M", f"data_root={tmp_path}", *parts, "training.max_epochs=2"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={tmp_path}/outputs"])
-    gat_pyg.run.main()
-    (result,) = read(tmp_path / "outputs" / "results.jsonl")
+    result = result_of(tmp_path / "outputs", *settings)
     assert result.dataset == "ogbn-papers100M" and result.epochs == 2

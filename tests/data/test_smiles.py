@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -20,12 +19,12 @@ from gat_pyg.data import smiles
 from gat_pyg.data.molecules.descriptors import descriptors, fingerprints
 from gat_pyg.data.rows import read_rows
 from gat_pyg.data.splits import split_by_group
-from gat_pyg.runs.result import read
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.targets import GraphTargets
 from gat_pyg.trained.predict import predict, selected, table
 from gat_pyg.trained.trained import Trained
+from tests.commands import result_of
 
 BENZENES = ["c1ccccc1", "Cc1ccccc1", "Oc1ccccc1", "Nc1ccccc1", "Clc1ccccc1"]
 PYRIDINES = ["c1ccncc1", "Cc1ccncc1"]
@@ -196,14 +195,12 @@ def test_ids_of_any_type_name_the_molecules(column: list[Any], expected: list[An
     assert read_rows(task.preparation).ids == ({} if expected is None else {"ID": expected}) | {"SMILES": MOLECULES}
 
 
-def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path) -> None:
     targets = y(2) * [1, 100]
     frame(logS=targets[:, 0], boils=targets[:, 1]).to_csv(tmp_path / "data.csv", index=False)
     few = ["training.max_epochs=2", "model.hidden_channels=4", "model.heads=2", "model.num_layers=3", "model.encoder=8"]
     data = ["dataset=smiles", f"dataset.path={tmp_path}/data.csv", "dataset.target=[logS,boils]", "split.scaffold=true"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *data, f"outputs={tmp_path}/o", "split.val=2", "split.test=1", *few])
-    gat_pyg.run.main()
-    (result,) = read(tmp_path / "o" / "results.jsonl")
+    result = result_of(tmp_path / "o", *data, "split.val=2", "split.test=1", *few)
     preparation = gat_pyg.load(result.run_dir).preparation
     rows = read_rows(preparation)
     assert rows.ids == {"id": [*range(12)], "SMILES": MOLECULES}

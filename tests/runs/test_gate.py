@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, export, load, predict
 from gat_pyg.runs.task import settings_of, task_of
+from tests.commands import run_command
 
 SMALL = ("training.patience=null", "training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
 NODES = {"_target_": "torch_geometric.datasets.FakeDataset", "num_graphs": 1}
@@ -34,12 +34,6 @@ UNFINISHED: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def command(*arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gat-pyg", *arguments])
-        gat_pyg.run.main()
-
-
 def trained(folder: Path) -> tuple[Path, Path]:
     """Return the folders of a finished and of an interrupted run."""
 
@@ -48,11 +42,11 @@ def trained(folder: Path) -> tuple[Path, Path]:
 
     finished, unfinished = folder / "finished", folder / "unfinished"
     settings = *SMALL, "checkpoint_every=0", f"outputs={folder}/outputs"
-    command(*settings, f"hydra.run.dir={finished}")
+    run_command(*settings, f"hydra.run.dir={finished}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gat_pyg.runs.sequential.write_outputs", interrupted)
         with pytest.raises(SystemExit, match="130"):
-            command(*settings, f"hydra.run.dir={unfinished}")
+            run_command(*settings, f"hydra.run.dir={unfinished}")
     return finished, unfinished
 
 
@@ -150,9 +144,9 @@ def test_a_received_folder_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(
         SystemExit
     ):  # the settings are the command's: those of the folder are compared with them as text
-        command(*SMALL, f"hydra.run.dir={evil}", "ckpt_path=last")
+        run_command(*SMALL, f"hydra.run.dir={evil}", "ckpt_path=last")
     evil = tmp_path / "finished-evil"
-    command(*SMALL, f"from={evil}", f"outputs={tmp_path}/o")  # reads the weights alone
+    run_command(*SMALL, f"from={evil}", f"outputs={tmp_path}/o")  # reads the weights alone
     assert not marker.exists() and "payload" not in sys.modules
     with pytest.raises(ValueError, match="expected a PyG Dataset"):
         evaluate(evil, trust=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.kernels.device
-from gat_pyg.run import main
 from gat_pyg.runs.result import read
 from gat_pyg.runs.task import READ
+from tests.commands import run_command
 
 N = 60
 
@@ -37,9 +36,7 @@ def month(folder: str, target: str, kinds: list[str], classes: list[str], seed: 
 def train(folder: str, target: str, run: str, *overrides: str) -> None:
     tables = [f"dataset.nodes={folder}/nodes.csv", f"dataset.edges={folder}/edges.csv", f"dataset.target={target}"]
     options = ["training.max_epochs=2", "baselines=false", f"hydra.run.dir=outputs/{run}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gat-pyg", "train", "dataset=tables", *tables, *options, *overrides])
-        main()
+    run_command("train", "dataset=tables", *tables, *options, *overrides)
 
 
 pytestmark = [

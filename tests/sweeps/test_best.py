@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import gat_pyg.run
 from gat_pyg.runs.folder import Job, command_in
 from gat_pyg.runs.result import Result, append, settings_in
 from gat_pyg.settings.settings import Settings
+from tests.commands import run_command
 
 
 def write(path: Path, method: str, metric: str, scores: dict[int, tuple[float, float]], **others: str) -> None:
@@ -52,8 +52,7 @@ def test_the_best_is_that_of_validation_in_the_direction_of_the_metric(tmp_path:
 def test_the_command_of_a_run_is_in_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["dataset=planted", "dataset.graphs=8", "model=gcn", "model.dropout=0.3", "training.max_epochs=1", "runs=2"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *words])
-    gat_pyg.run.main()
+    run_command(*words)
     best = gat_pyg.best("planted")
     assert best.command == " ".join(["gat-pyg", *words])
     Job(Settings.parse(OmegaConf.create(settings_in(best.folder))), tmp_path / "alone").save_settings()

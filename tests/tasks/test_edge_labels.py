@@ -1,6 +1,5 @@
 """Labels of edges: losses by hand, the forms of the data, the split, embeddings of nodes, and the command."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-import gat_pyg.run
 from gat_pyg.data import from_dataset, from_file
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
 from gat_pyg.report.figures.graphs import graph_figure
 from gat_pyg.report.figures.nodes import attention_figure, neighbourhood_figure
-from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.targets import EdgeTargets
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import Inductive, TaskData, Transductive
+from tests.commands import result_of
 from tests.objectives import labelled_edges, quantities_of_edges
 
 
@@ -186,24 +184,21 @@ def test_batches_of_edges_have_each_edge_once():
     assert torch.equal(seen, expected)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: Data, *settings: str) -> Any:
+def run(tmp_path: Path, data: Data, *settings: str) -> Any:
     arrays = {key: value.numpy() for key, value in data.to_dict().items()}
     np.savez(tmp_path / "own.npz", **arrays)
-    path = [f"dataset.path={tmp_path}/own.npz", f"outputs={tmp_path}/o", "split.val=20", "split.test=30"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", "dataset=file", *path, *settings])
-    gat_pyg.run.main()
-    *_, result = read(tmp_path / "o" / "results.jsonl")
-    return result
+    path = ["dataset=file", f"dataset.path={tmp_path}/own.npz", "split.val=20", "split.test=30"]
+    return result_of(tmp_path / "o", *path, *settings)
 
 
 QUICK = ["training.lr=0.03", "model.dropout=0", "training.weight_decay=0"]
 
 
-def test_the_command_embeds_the_nodes_of_a_graph_without_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_embeds_the_nodes_of_a_graph_without_features(tmp_path: Path):
     data = edges()
     data.y = data.x[data.edge_index[0], 0] * 5 + 20  # in its own unit
     features, data.x = data.x, None
-    result = run(monkeypatch, tmp_path, data, "training.max_epochs=2", "+model.encoder=8", "+model.decoder=bilinear")
+    result = run(tmp_path, data, "training.max_epochs=2", "+model.encoder=8", "+model.decoder=bilinear")
     task = from_file(tmp_path / "own.npz", val=20, test=30)
     assert task.train[0].x.tolist() == [[float(node)] for node in range(len(features))]
     graph = task.train[0]
@@ -323,14 +318,12 @@ def test_features_of_the_pairs_are_those_of_the_edges_unless_there_are_other_pai
 
 
 @pytest.mark.parametrize("encoder", [pytest.param([], marks=pytest.mark.weekly), ["+model.encoder=8"]])
-def test_the_command_learns_labels_that_only_the_edges_show(
-    encoder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_command_learns_labels_that_only_the_edges_show(encoder: list[str], tmp_path: Path):
     data = edges(E=400)
     data.edge_attr = (torch.arange(400) % 3)[:, None].float()
     data.edge_label = (data.edge_attr[:, 0] == 1).long()
     quick = ["training.max_epochs=60", *QUICK, *encoder]
-    result = run(monkeypatch, tmp_path, data, *quick)
+    result = run(tmp_path, data, *quick)
     assert result.metric == "accuracy" and result.value > 90
     whole = predict(result.run_dir, data)  # of all edges
     mask = from_file(tmp_path / "own.npz", val=20, test=30).train[0].test_mask
@@ -341,7 +334,7 @@ def test_the_command_learns_labels_that_only_the_edges_show(
         predict(result.run_dir, other)
     other.edge_label_attr = data.edge_attr[:9].flip(0)
     torch.testing.assert_close(predict(result.run_dir, other), whole[:9].flip(0))
-    off = run(monkeypatch, tmp_path, data, *quick, "+model.decoder={decoder: mlp, edge_dim: null}")
+    off = run(tmp_path, data, *quick, "+model.decoder={decoder: mlp, edge_dim: null}")
     assert off.value < 90 and off.parameters < result.parameters
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
 from gat_pyg.trained.export import Prepared
 from gat_pyg.trained.trained import Trained
+from tests.commands import run_command
 from tests.kinds import KINDS, Kind, M, N, tables
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
@@ -47,17 +47,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             folder = tmp_path_factory.mktemp("kind")
             files = kind.write(folder)
             settings = " ".join(kind.settings).format(*files).split()
-            command(*settings, *SMALL, f"hydra.run.dir={folder / 'run'}", f"outputs={folder / 'outputs'}")
+            run_command(*settings, *SMALL, f"hydra.run.dir={folder / 'run'}", f"outputs={folder / 'outputs'}")
             runs[kind.name] = folder / "run", files
         return runs[kind.name]
 
     return run
-
-
-def command(*arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gat-pyg", *arguments])
-        gat_pyg.run.main()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
@@ -245,7 +239,7 @@ def test_a_level_adds_sets_and_intervals(
     np.testing.assert_allclose(again[["p_no", "p_yes"]], p, rtol=1e-5)
     assert evaluate(run, level=0.6).uncertainty == seeds.text(0.6)
     capsys.readouterr()
-    command("predict", str(run), "--level", "0.6", "--out", str(tmp_path / "p.csv"))
+    run_command("predict", str(run), "--level", "0.6", "--out", str(tmp_path / "p.csv"))
     text = f"{len(frame)} predictions in {tmp_path / 'p.csv'}\n{seeds.text(0.6)}\n"
     assert capsys.readouterr().out.startswith(text)
     run, files = trained(kinds["molecules.csv"])
@@ -269,7 +263,7 @@ def test_the_verbs_read_labels(tmp_path: Path):
     small = ["training.label_rate=0.5", "encoding=columns", "training.max_epochs=1", "model=mlp", "runs=2"]
     small += ["model.hidden_channels=4"]
     small += [f"hydra.run.dir={run}", f"outputs={tmp_path}", "baselines=false"]
-    command(*settings, "dataset.target=age", "dataset.ignore=[fraud]", *small)
+    run_command(*settings, "dataset.target=age", "dataset.ignore=[fraud]", *small)
     evaluation = evaluate(run)
     assert {seed: scores["rmse"] for seed, scores in evaluation.scores.items()} == evaluation.recorded
     without = predict(run, [frame.drop(columns="age"), edges])  # whose training labels are known by their ids
@@ -300,10 +294,10 @@ def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr("gat_pyg.runs.sequential.write_outputs", interrupted)
         with pytest.raises(SystemExit, match="130"):
-            command(*settings)
+            run_command(*settings)
     with pytest.warns(UserWarning, match=r"run is not finished: the weights are those of epoch \d, the best of 2\."):
         before = predict(tmp_path / "run"), evaluate(tmp_path / "run").scores
-    command(*settings, "ckpt_path=last")
+    run_command(*settings, "ckpt_path=last")
     after = predict(tmp_path / "run"), evaluate(tmp_path / "run").scores
     pd.testing.assert_frame_equal(before[0], after[0])
     assert before[1] == after[1]
@@ -325,7 +319,7 @@ def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monk
 )
 def test_wrong_usage_has_a_message(arguments: list[str], message: str, status: int, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match=str(status)):
-        command(*arguments)
+        run_command(*arguments)
     error = capsys.readouterr().err
     assert re.search(message, error) and "Traceback" not in error
 
@@ -343,12 +337,12 @@ def test_the_command_writes_json_lines_and_parquet(
         ("p.jsonl", partial(pd.read_json, lines=True), ["--seed", "1"], ""),
         ("p.parquet", pd.read_parquet, [], f"warning: {text}\n"),
     ):
-        command("predict", str(run), *seed, "--out", str(tmp_path / name))
+        run_command("predict", str(run), *seed, "--out", str(tmp_path / name))
         frame = predict(run, seed=1 if seed else None)
         assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n{warning}"
         pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
-    command("evaluate", str(run), "--seed", "1")
+    run_command("evaluate", str(run), "--seed", "1")
     assert re.fullmatch(r"seed 1      accuracy \d+\.\d % \(as recorded\), balanced .*\n", capsys.readouterr().out)
 
 
@@ -359,7 +353,7 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
     run, files = trained(next(kind for kind in KINDS if kind.name == "nodes.csv"))
     nodes, edges = pd.read_csv(files[0], index_col="account"), pd.read_csv(files[1])
     capsys.readouterr()
-    command("explain", str(run), "--node", "A00", "--k", "2", "--out", str(tmp_path / "e.svg"))
+    run_command("explain", str(run), "--node", "A00", "--k", "2", "--out", str(tmp_path / "e.svg"))
     assert capsys.readouterr().out.startswith("node A00: fraud = ")
     assert (tmp_path / "e.svg").read_text().rstrip().endswith("</svg>")
     graph: Any = networkx.from_pandas_edgelist(edges, "src", "dst")
@@ -380,7 +374,7 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
         ("--node", "A00", "--k", "99"): f"k is 99, expected 1 to {len(expected)}: node A00 depends on ",
     }.items():
         with pytest.raises(SystemExit, match="1"):
-            command("explain", str(run), *options)
+            run_command("explain", str(run), *options)
         assert message in " ".join(capsys.readouterr().err.split())
 
 
@@ -392,7 +386,7 @@ def test_a_prediction_without_edges_is_explained_by_its_features(trained: Runs, 
     with pytest.warns(UserWarning, match=warning):
         of_isolated = explain(run, write(tmp_path), node="newA99")
     settings = " ".join(kind.settings).format(*files).replace("runs=2", "model=mlp training.max_epochs=1").split()
-    command(*settings, f"hydra.run.dir={tmp_path / 'mlp'}", f"outputs={tmp_path / 'outputs'}")
+    run_command(*settings, f"hydra.run.dir={tmp_path / 'mlp'}", f"outputs={tmp_path / 'outputs'}")
     for node, explained in {"newA99": of_isolated, "A00": explain(tmp_path / "mlp", node="A00")}.items():
         assert explained.kinds == [] and explained.k == len(explained.edges) == 0
         assert set(explained.features.node) == {node} and "edges" not in str(explained).partition("features")[0]
@@ -406,7 +400,7 @@ def test_a_prediction_without_features_is_explained_by_its_edges(tmp_path: Path,
     monkeypatch.setattr("gat_pyg.trained.explain.EPOCHS", 2)
     np.savez(tmp_path / "ring.npz", edge_index=[np.arange(N), (np.arange(N) + 1) % N], y=np.arange(N) % 2)
     places = (f"dataset.path={tmp_path / 'ring.npz'}", f"hydra.run.dir={tmp_path / 'run'}", f"outputs={tmp_path}")
-    command("dataset=file", *places, *SMALL)
+    run_command("dataset=file", *places, *SMALL)
     explained = explain(tmp_path / "run", node=5)
     assert explained.edges[["src", "dst"]].to_numpy().tolist() in ([["4", "5"], ["3", "4"]], [["3", "4"], ["4", "5"]])
     assert explained.features.empty and [*explained.features] == ["node", "feature", "value", "occlusion"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor
 
 import gat_pyg.graph.partition
-import gat_pyg.run
 import gat_pyg.runs.build
 from gat_pyg.data import planted
-from gat_pyg.runs.result import Result, read
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import Optimisation, TaskData, Transductive
+from tests.commands import result_of
 from tests.laws import assert_close
 from tests.training.loaders import Place, fitted, model, node_module, one_graph, steps_of, trainer
 from tests.training.test_pairs import linked, model_of
@@ -194,18 +192,11 @@ def test_impossible_settings_are_errors(
     capsys: pytest.CaptureFixture[str],
 ):
     with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path, *settings)
+        result_of(tmp_path, *settings)
     assert re.search(message, capsys.readouterr().err)
 
 
 # The command --------------------------------------------------------------------------------------------------------
-
-
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, *settings: str) -> Result:
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={path}"])
-    gat_pyg.run.main()
-    (result,) = read(path / "results.jsonl")
-    return result
 
 
 @pytest.mark.parametrize(
@@ -224,12 +215,12 @@ def test_the_command_trains_by_clusters(
     for module in (gat_pyg.graph.partition, gat_pyg.runs.build):
         monkeypatch.setattr(module, "WITH_METIS", metis)
     settings = ["model=gcn", "+trainer.precision=64-true"] if metis else []
-    result = run(monkeypatch, tmp_path, "loader=cluster", "training.max_epochs=2", *settings)
+    result = result_of(tmp_path, "loader=cluster", "training.max_epochs=2", *settings)
     assert result.epochs == 2 and 0 < result.value <= 100
     assert re.search(f"digits: {text}", capsys.readouterr().err)
 
 
-def test_the_command_trains_by_neighbours_with_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_trains_by_neighbours_with_a_worker(tmp_path: Path):
     settings = ["loader=neighbor", "loader.num_workers=1", "+trainer.precision=64-true", "training.max_epochs=2"]
-    result = run(monkeypatch, tmp_path, *settings)
+    result = result_of(tmp_path, *settings)
     assert result.epochs == 2 and 0 < result.value <= 100

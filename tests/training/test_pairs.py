@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,15 @@ from torch_geometric.nn import GCN
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import is_undirected, k_hop_subgraph
 
-import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import Task, digits, links
 from gat_pyg.models import LinkScores
-from gat_pyg.runs.result import read
 from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
 from gat_pyg.trained.predict import predict
 from gat_pyg.training import Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler
+from tests.commands import result_of
 from tests.graphs import random
 from tests.laws import assert_close
 from tests.objectives import labelled_edges, quantities_of_edges
@@ -270,18 +268,10 @@ def test_pygs_loader_of_links_takes_the_sampler() -> None:
     assert batch.edge_label.tolist() == [1.0] * 6 + [0.0] * 6
 
 
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, *settings: str) -> None:
-    arguments = ["dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.digits"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments, "+dataset.name=pairs", f"outputs={path}", *settings])
-    gat_pyg.run.main()
-
-
-def test_the_command_trains_by_batches_and_scores_the_whole_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_trains_by_batches_and_scores_the_whole_graph(tmp_path: Path) -> None:
+    pairs = ["dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.digits"]
     settings = ["loader=neighbor", "loader.batch_size=2000", "+model.decoder=mlp", "training.max_epochs=2"]
-    run(monkeypatch, tmp_path, *settings)
-    (result,) = read(tmp_path / "results.jsonl")
+    result = result_of(tmp_path, *pairs, "+dataset.name=pairs", *settings)
     data = links(digits()).train[0]
     test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
     assert roc_auc_score(data.y[data.test_mask], predict(result.run_dir, test)) == pytest.approx(result.value, abs=2e-5)
