@@ -19,7 +19,7 @@ from torch_geometric.nn import GCN
 from torch_geometric.transforms import AddSelfLoops, Compose, NormalizeFeatures
 
 from gat_pyg import load, predict
-from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
+from gat_pyg.data import Task, digits, from_dataset, planetoid, planted
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.runs.model_file import save_model
 from gat_pyg.runs.network import build_model
@@ -137,7 +137,7 @@ def test_other_dimensions_are_named(data: Any, message: str):
 # The preparation of a task -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [digits, planted, *(pytest.param(name, marks=real) for name in ("cora", "citeseer"))])
+@pytest.mark.parametrize("make", [digits, planted, pytest.param("cora", marks=real)])
 def test_all_parts_of_a_runs_data_are_recognised_as_prepared(make: Any):
     task: Task = planetoid(make) if isinstance(make, str) else make()
     preparation = task.preparation
@@ -176,15 +176,6 @@ def test_the_classes_have_the_names_of_their_sizes(name: str):
     task = planetoid(name)
     assert task.class_names is not None
     assert dict(zip(task.class_names, task.train[0].y.bincount().tolist(), strict=True)) == CLASSES[name]
-
-
-@real
-def test_ppi_is_recognised_as_standardised():
-    task = ppi()
-    (transform,) = task.preparation.transforms
-    assert torch.tensor([transform["mean"], transform["std"]]).shape == (2, 50)
-    for data in task.test:
-        torch.testing.assert_close(task.preparation(data).x, data.x)
 
 
 def test_class_names_are_those_of_the_data_set():
