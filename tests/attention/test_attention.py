@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch.nn.functional import leaky_relu
-from torch_geometric.utils import softmax
 
-from gat_pyg.attention import Additive, GATv2, attend, segment
+from gat_pyg.attention import Additive, GATv2, attend
 from gat_pyg.graph.edges import Edges
 from tests import laws
 from tests.attention.comparisons import Place, answer, check, direction_of
@@ -88,14 +87,6 @@ def test_reference_is_the_dense_form() -> None:
         alpha = torch.softmax(e + count.log()[:, :, None], dim=1).nan_to_num()  # an empty row is all -inf
         out, _ = weighted(x, Additive(score_src, score_dst), edges_of(graph), backend="reference")
         assert_close(out, torch.einsum("ijh,jhc->ihc", alpha, x), f"{graph}")
-
-
-@pytest.mark.usefixtures("segments")
-def test_softmax_is_pygs() -> None:
-    edges = edges_of(RANDOM)
-    scores = torch.randn(edges.num_edges, 3, dtype=torch.float64)
-    alpha = segment.segment_softmax(scores, edges)
-    assert_close(alpha, softmax(scores, edges.dst.long(), num_nodes=edges.num_dst))
 
 
 @pytest.mark.parametrize("backend", ["reference", "segment"])

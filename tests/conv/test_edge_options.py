@@ -46,26 +46,6 @@ def test_transformer_returns_a_matrix_as_it_is(layout: str) -> None:
 
 
 @every_layer
-def test_a_weight_scales_a_message_and_not_its_share(name: str) -> None:
-    x, index, edge_attr = inputs(RANDOM)
-    conv, ones = layer(name), torch.ones(300).double()
-    plain, (looped, alpha) = conv(x, index, edge_attr, return_attention_weights=True)
-    for weight in (ones, ones[:, None], ones[:, None].expand(-1, H)):
-        assert_close(conv(x, index, edge_attr, edge_weight=weight), plain, f"{name} ones")
-    edge = int((index[0] != index[1]).nonzero()[7])
-    row, dst = int((index[0] != index[1])[:edge].sum()) if looped.size(1) != 300 else edge, int(index[1, edge])
-    without = conv(x, index, edge_attr, edge_weight=ones.index_fill(0, torch.tensor(edge), 0.0))
-    twice, (_, doubled) = conv(
-        x, index, edge_attr, edge_weight=ones.index_fill(0, torch.tensor(edge), 2.0), return_attention_weights=True
-    )
-    assert_close(twice - plain, plain - without, f"{name} the message, added and taken away")
-    assert (twice - plain)[dst].abs().min() > 1e-6
-    assert ((twice - plain).abs().sum(1) > 0).nonzero().tolist() == [[dst]]
-    assert_close(doubled[row], 2 * alpha[row], name)  # and no other changes
-    assert_close(doubled.index_fill(0, torch.tensor(row), 0.0), alpha.index_fill(0, torch.tensor(row), 0.0), name)
-
-
-@every_layer
 def test_dropped_edges_are_drawn_by_the_seed_and_on_average_a_share_p(name: str) -> None:
     x, index, edge_attr = inputs(LOOPS)
     index, edge_attr = index.repeat(1, 400), edge_attr.repeat(400, 1)
