@@ -132,13 +132,8 @@ def test_both_memory_modes(names: str, speed: bool, place: Place, monkeypatch: p
     assert all((out is not None) == speed and len(others) == (3 if speed else 1) for out, others in saved)
 
 
-@pytest.mark.parametrize(
-    ("names", "speed"),
-    [
-        (ADDITIVE, True),
-        *(pytest.param(*case, marks=weekly) for case in ((ADDITIVE, False), ("x x_dst edge_weight", 1))),
-    ],
-)
+@weekly
+@pytest.mark.parametrize(("names", "speed"), [(ADDITIVE, True), (ADDITIVE, False), ("x x_dst edge_weight", True)])
 def test_more_heads_than_a_vector_holds(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     in_mode(monkeypatch, speed)
     check(NUMBA, BIPARTITE, names, 18, 2)

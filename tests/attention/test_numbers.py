@@ -134,11 +134,12 @@ HALVES = [
 def test_half_precision_is_summed_in_float32(
     names: str, dtype: torch.dtype, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU, the kernels read bfloat16 as it is."""
+    """On a CPU, the kernels read bfloat16 as it is; there are more heads than a vector holds."""
     read, graph = set(), stairs(40, 3, 1025)
+    sizes = (18, 2) if place.backend == "fused" and not place.is_triton else (8, 8)
     monkeypatch.setattr(rows, "elements", lambda tensor: read.add((tensor.dtype, tensor.numel())) or elements(tensor))
-    leaves = place._replace(dtype=dtype).to(leaves_of(graph, 8, 8, names))
-    direction = direction_of(graph, 8, 8).to(place.device, dtype)
+    leaves = place._replace(dtype=dtype).to(leaves_of(graph, *sizes, names))
+    direction = direction_of(graph, *sizes).to(place.device, dtype)
     results = answer(leaves, place.edges(graph), direction, place.backend, dropout=0.3)
     truth = answer(wide(leaves), place.edges(graph), direction, "segment", dropout=0.3)
     for name, expected in truth.items():

@@ -223,9 +223,11 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
 def test_transforms_of_a_recorded_gradient(name: str) -> None:
     """`torch.func.vmap` and forward mode over a gradient whose forward pass ran before."""
     torch.manual_seed(0)
-    layer = getattr(gat_pyg, name)(6, 5, heads=3, dropout=0.5).double()
+    edge_dim = 3 if name == "TransformerConv" else None  # for each, other tests compile the kernels for many edges
+    layer = getattr(gat_pyg, name)(6, 5, heads=3, dropout=0.5, edge_dim=edge_dim).double()
     x = torch.randn(N, 6, dtype=torch.double, requires_grad=True)
-    out = layer(x, torch.randint(0, N, (2, E)))
+    edge_attr = None if edge_dim is None else torch.randn(E, edge_dim, dtype=torch.double, requires_grad=True)
+    out = layer(x, torch.randint(0, N, (2, E)), edge_attr)
 
     def pull(cotangent: Tensor) -> Tensor:
         return torch.autograd.grad(out, x, cotangent, retain_graph=True)[0]
