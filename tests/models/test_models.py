@@ -258,12 +258,21 @@ def test_a_transformer_with_skips_is_a_stack_of_pygs_layers() -> None:
     assert_close(ours.train()(data.x, data.edge_index, edge_attr), x)
 
 
+class OverGraphs(nn.LayerNorm):
+    """A norm of a user's own."""
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
 def test_norms_that_read_other_nodes_need_the_whole_graph() -> None:
     by_batch, by_node = GAT(4, 2, 3, 2, num_layers=2, norm="batch"), {"norm": "layer", "norm_kwargs": {"mode": "node"}}
     assert by_batch.num_hops is None and GAT(4, 2, 3, 2, num_layers=2, **by_node).num_hops == 2
     loader = NodeLoader(data_of(RANDOM, 4), TorchSampler(RANDOM.index, RANDOM.num_src, [-1]), batch_size=7)
-    with pytest.raises(ValueError, match="GraphNorm is over all nodes of a graph, which batches of nodes do not have"):
-        GAT(4, 2, 3, 2, num_layers=2, norm="graph").eval().inference(loader)
+    for norm in ("graph", type("OwnGraphNorm", (pyg.GraphNorm,), {}), OverGraphs):
+        model = GAT(4, 2, 3, 2, num_layers=2, norm=norm).eval()
+        with pytest.raises(ValueError, match="Graph.* is over all nodes of a graph, which batches of nodes"):
+            model.inference(loader)
     with pytest.raises(ValueError, match="cannot be trained on a graph in parts, .* no norm over all nodes"):
         layers_of(GAT(4, 2, 3, 2, num_layers=2, norm="layer"))
 
