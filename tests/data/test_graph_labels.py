@@ -146,7 +146,5 @@ def test_one_graph_in_all_splits_has_no_labels_of_graphs():
 
 
 def test_the_error_without_a_readout_names_it():
-    with pytest.raises(
-        ValueError, match=r"returns 3 rows for 1 graphs, expected one for each.*gat_pyg\.models\.Readout"
-    ):
+    with pytest.raises(ValueError, match=r"returns \(3, 2\), expected \(1, 2\): a row for each graph.*\.Readout"):
         GraphLabels(2).rows(torch.zeros(3, 2), graphs()[0], None)

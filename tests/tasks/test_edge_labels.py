@@ -170,7 +170,7 @@ def test_labels_of_some_graphs_and_rows_of_nodes_are_errors():
     with pytest.raises(ValueError, match=r"own, graph 3: edge_label is of shape \(5,\), expected \(12,\)"):
         from_dataset(graphs, "own", val=2, test=2)
     task = labelled_edges()
-    with pytest.raises(ValueError, match=r"returns \(30, 3\) for 90 edges"):
+    with pytest.raises(ValueError, match=r"returns \(30, 3\), expected \(90, 3\): a row for each edge.*LinkScores"):
         task.objective.rows(torch.zeros(30, 3), task.train[0], "train")
 
 

@@ -259,8 +259,28 @@ def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     assert ops.waits  # it would be seen
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_output_of_another_shape_is_an_error(name: str):
+    """The columns beyond K would be read as the labels by a score that needs all rows."""
+    task = OBJECTIVES[name]()
+    (data, *_) = TaskData(task, batch_size=5).train_dataloader()
+    wrong = [lambda out: out[:, 0], lambda out: torch.cat([out, out], 1), lambda out: torch.cat([out, out])]
+    for change in wrong if task.objective.has_columns else [lambda out: out[:, :1]]:
+        module = setup(task)
+        module.model.register_forward_hook(lambda _, __, out, change=change: change(out))
+        with pytest.raises(ValueError, match=r"The model returns \(.*\), expected "):
+            module._loss(data)
+
+
 class Rows(nn.Linear):
     num_hops = 0
+
+
+class Centred(nn.LayerNorm):
+    """A norm of a user's own, which reads all nodes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
 
 
 @pytest.mark.parametrize(
@@ -268,10 +288,11 @@ class Rows(nn.Linear):
     [
         lambda: GAT_PYG(6, [4], 3, [2, 1]),
         lambda: GAT_PYG(6, [4, 4], 3, [2, 2, 1], reproduction=True),
+        lambda: GAT_PYG(6, [4], 3, [2, 1], norm=Centred),
         lambda: Change(GAT_PYG(6, [4], 3, [2, 1]), [0, 2], [2] * 3, [0.0] * 3, [1.0] * 3),
         lambda: Rows(6, 3),
     ],
-    ids=["GAT", "authors", "change", "no edges"],
+    ids=["GAT", "authors", "own norm", "change", "no edges"],
 )
 def test_a_step_on_the_receptive_field_is_one_on_the_whole_graph(make: Callable[[], nn.Module]):
     N = 400

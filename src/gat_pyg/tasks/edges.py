@@ -78,13 +78,10 @@ class OfEdges(OfNodes):
         """Return the rows in the split's mask, or all that `example` selected.
 
         Raises:
-            ValueError: if the number of rows differs from the number of pairs.
+            ValueError: unless the output is `[..., L, K]`.
         """
-        if out.dim() < 2 or out.size(-2) != self.size(data):
-            raise ValueError(
-                f"The model returns {tuple(out.shape)} for {self.size(data)} edges, expected a row for each. Decode "
-                f'nodes: gat_pyg.models.LinkScores(model, channels, "mlp", out_channels={self.out_channels}).'
-            )
+        decoder = f'gat_pyg.models.LinkScores(model, channels, "mlp", out_channels={self.out_channels})'
+        self.check_output(out, [self.size(data)], f"Decode nodes: {decoder}.")
         return super().rows(out, data, split if f"{split}_mask" in data else None)
 
 

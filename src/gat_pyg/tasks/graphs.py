@@ -24,13 +24,9 @@ class OfGraphs(Objective):
         """Return all rows.
 
         Raises:
-            ValueError: if the number of rows differs from the number of graphs.
+            ValueError: unless the output is `[..., G, K]`.
         """
-        if out.size(-2) != data.y.size(0):
-            raise ValueError(
-                f"The model returns {out.size(-2)} rows for {data.y.size(0)} graphs, expected one for each. Pool its "
-                "nodes: gat_pyg.models.Readout(model)."
-            )
+        self.check_output(out, [data.y.size(0)], "Pool its nodes: gat_pyg.models.Readout(model).")
         return out, data.y
 
     def labels(self, data: Data, split: Split | None) -> Tensor:

@@ -125,8 +125,17 @@ class LinkLabels(OfEdges, Binary):
         return self.scores(out, data), data.y
 
     def scores(self, out: Tensor, data: Data) -> Tensor:
-        """Return the scores `[L]` of the pairs: the inner products of their rows, or `out` if it holds scores."""
+        """Return the scores `[L]` of the pairs: the inner products of their rows, or `out` if it holds scores.
+
+        Raises:
+            ValueError: if the output is `[..., 1]`, as scores may be by mistake.
+        """
         src, dst = data.edge_label_index
+        if out.dim() != 1 and out.size(-1) == 1 != self.out_channels:
+            raise ValueError(
+                f"The model returns {tuple(out.shape)}, expected scores of the pairs, {(len(src),)}, or vectors of the "
+                f"nodes, (N, {self.out_channels}). Did you mean .squeeze(-1)?"
+            )
         return out if out.dim() == 1 else (out.index_select(0, src) * out.index_select(0, dst)).sum(-1)
 
     def complete(self, data: Data) -> None:

@@ -87,7 +87,12 @@ class OfNodes(Objective):
         return int(data.x.size(0))
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
-        """Return the rows in the split's mask, or those of the seed nodes in a sampled batch."""
+        """Return the rows in the split's mask, or those of the seed nodes in a sampled batch.
+
+        Raises:
+            ValueError: unless the output is `[..., N, K]`, or has the rows of hop 0.
+        """
+        self.check_output(out, [self.size(data), *data.get("num_sampled_nodes", [])[:1]])
         if split is None:
             return out, data.y
         if is_sampled(data):

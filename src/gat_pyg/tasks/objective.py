@@ -164,6 +164,16 @@ class Objective(ABC):
             ValueError: if they are missing or invalid; the message begins with `where`.
         """
 
+    def check_output(self, out: Any, num_rows: Sequence[int], advice: str = "Keep the rows of x.") -> None:
+        """Raise ValueError unless a model's output is `[..., n, K]`, where n is one of `num_rows`."""
+        K, shape = self.out_channels, tuple(getattr(out, "shape", ()))
+        if len(shape) < 2 or shape[-2] not in num_rows or shape[-1] != K:
+            raise ValueError(
+                f"The model returns {shape or type(out).__name__}, expected ({num_rows[0]}, {K}): a row for each "
+                f"{self.item}, a column for each {self.column}. "
+                f"{advice if shape[-1:] == (K,) else f'Build it with out_channels={K}.'}"
+            )
+
     @abstractmethod
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
         """Return the rows of the output `[..., n, K]` that belong to a split, and their labels.
