@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Batch, Data
 
 from gat_pyg.models import GAT, Change, Encoded, LinkScores, Readout
@@ -173,6 +174,13 @@ class OfData(nn.Module):
         return pyg.global_add_pool(data.x, batch)
 
 
+class OfBatch(OfData):
+    """The same, as in GraphGym."""
+
+    def forward(self, batch: Data) -> Tensor:
+        return super().forward(batch)
+
+
 def test_a_model_gets_the_fields_that_it_takes_and_that_are_known() -> None:
     model = Recorder()
     inputs = Inputs.of(model)
@@ -187,9 +195,12 @@ def test_a_model_gets_the_fields_that_it_takes_and_that_are_known() -> None:
     per_hop = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"}
     assert inputs.call(model, data, per_hop=True) == {"edge_attr", *pairs, *per_hop}
     model.supports_edge_attr = False  # type: ignore[assignment]
-    assert Inputs.of(model).call(model, data) == pairs
+    for wrapped in (model, AveragedModel(model), nn.DataParallel(model)):
+        assert Inputs.of(wrapped).call(wrapped, data) == pairs
+    model.penalty = model.fit = 0.1  # type: ignore[assignment]  # numbers of a user's own
+    assert not members(model).has_loss
     assert called(nn.Identity(), data.x, data.edge_index) is data.x
-    for needy in (Pooled(), OfData()):  # a graph on its own is one graph, and `ptr` shows several
+    for needy in (Pooled(), OfData(), OfBatch()):  # a graph on its own is one graph, and `ptr` shows several
         assert called(needy, data.x, data.edge_index).tolist() == [[2.0] * 5]
         assert Inputs.of(needy).call(needy, Data(data.x, data.edge_index, ptr=torch.tensor([0, 1, 2]))).size(0) == 2
         assert called(Readout(needy), data.x, data.edge_index).shape == (1, 5)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -39,6 +41,9 @@ class Members(NamedTuple):
         return self.penalty is not None or self.fit is not None
 
 
+METHODS = "decayed_parameters", "penalty", "fit", "inference"  # an attribute of this name that is a number is another
+
+
 def members(model: nn.Module) -> Members:
     """Return the optional members of a model; any module may lack all of them.
 
@@ -47,11 +52,13 @@ def members(model: nn.Module) -> Members:
         True
     """
     names = [name for name in Members._fields if hasattr(model, name)]
+    names = [name for name in names if name not in METHODS or callable(getattr(model, name))]
     if isinstance(uncompiled(model), BasicGNN):  # its `inference` accepts only PyG's own loader
         names.remove("inference")
     return Members(**{name: getattr(model, name) for name in names})
 
 
+WRAPPERS = AveragedModel, DataParallel, DistributedDataParallel
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 FIELDS = ("edge_attr", "edge_label_index", "edge_label_attr", "graph_attr")  # of a graph that are passed by name
 BY_NAME = (*FIELDS, "batch", "batch_size")  # arguments that are no edges
@@ -62,8 +69,8 @@ class Inputs:
     """The names of the arguments that a model takes, read from the signature of its forward once.
 
     A model is called `model(x, edge_index)`, whatever the name of the second argument; or `model(x)` if its forward has
-    neither `edge_index` nor another second argument without a default; or `model(data)` if `data` is its only argument.
-    The other arguments that it takes are passed by name.
+    neither `edge_index` nor another second argument without a default; or `model(data)` if its only argument is `data`,
+    `batch` or `graph`. The other arguments that it takes are passed by name.
 
     Example:
         >>> linear = nn.Linear(5, 2)
@@ -78,9 +85,14 @@ class Inputs:
     def of(cls, model: nn.Module) -> Inputs:
         """Return the inputs of a model, without `edge_attr` if it does not support edge features.
 
-        A model around another one may pass others on as `**options`: those of its member `inner_inputs`.
+        A model around another one may pass others on as `**options`: those of its member `inner_inputs`. Torch's
+        wrappers pass on all of them.
         """
+        while isinstance(model, WRAPPERS):
+            model = model.module
         forward, inner = signature(uncompiled(model).forward).parameters, members(model).inner_inputs
+        if len(forward) == 1 and forward.keys() <= {"data", "batch", "graph"}:
+            return cls(frozenset({"data"}))
         second = [*forward.values()][1:2]
         has_edges = any(p.default is p.empty and p.kind in POSITIONAL and p.name not in BY_NAME for p in second)
         names, batch = frozenset(forward) | ({"edge_index"} if has_edges else set()), forward.get("batch")

@@ -42,9 +42,10 @@ class Supervised(LightningModule):
 
     Args:
         model: any module. It is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, or
-            `model(data)` if that is its only argument, and returns logits `[N, K]`. `edge_attr=...` is passed if the
-            forward takes it and the graph has edge features. So are `batch=...` and `batch_size=...` of several graphs,
-            a `Batch` or a `Data` with `batch`; for graph labels, the logits are `[G, K]`.
+            `model(data)` if its only argument is `data`, `batch` or `graph`, and returns logits `[N, K]`.
+            `edge_attr=...` is passed if the forward takes it and the graph has edge features. So are `batch=...` and
+            `batch_size=...` of several graphs, a `Batch` or a `Data` with `batch`; for graph labels, the logits are
+            `[G, K]`.
             If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: meaning of the logits, `task.objective`.
         optimisation: the optimizer, learning rate, weight decay, schedule, clipping and averaging.
