@@ -74,6 +74,14 @@ def no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """Tensors and layers are float64 by default."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG's layers, and our way through its messages, drop the coefficients that the operation does."""
 

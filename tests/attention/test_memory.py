@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,10 @@ from gat_pyg.graph.adjacency import neighbourhoods
 from tests.graphs import RANDOM
 from tests.processes import python
 
+pytestmark = pytest.mark.usefixtures("float64")  # of three heads of five channels: other tests compile their kernels
+
 LAYERS = [GATConv, GATv2Conv, TransformerConv]
 layers = pytest.mark.parametrize("layer", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    """Of three heads of five channels, as in test_fused: their kernels are compiled for it already."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def parts(tensor: Tensor) -> list[Tensor]:

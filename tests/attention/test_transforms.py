@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -22,27 +21,16 @@ from gat_pyg.features.linear import linear
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.graph.remembered import remembered
+from tests.conv.test_conv import pair
 from tests.graphs import BIPARTITE, LOOPS, RANDOM
 from tests.laws import assert_close, edges_of
 from tests.scores import ADDITIVE, CONSTANT, SCORES, call, leaves_of
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 both_layers = pytest.mark.parametrize("name", LAYERS)
 every_operand = pytest.mark.parametrize("names", [CONSTANT, "x score_src score_dst", *SCORES])
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def pair(name: str, *args: Any, **options: Any) -> tuple[Any, Any]:
-    """PyG's layer and ours with the same weights."""
-    theirs, ours = getattr(pyg, name)(*args, **options), LAYERS[name](*args, **options)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
 
 
 def like(tree: Any, seed: int = 1) -> Any:

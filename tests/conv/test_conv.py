@@ -6,7 +6,6 @@ import copy
 import itertools
 import pickle
 import re
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -39,14 +38,9 @@ from tests.graphs import BATCH, BIPARTITE, LOOPS, RANDOM, WIDE, Graph
 from tests.laws import assert_close
 from tests.syncs import syncs
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 both_layers = pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -24,17 +24,12 @@ from tests.conv.test_draws import LAYERS, normal
 from tests.graphs import RANDOM
 from tests.laws import assert_close
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 INDEX, BATCH = RANDOM.index, torch.arange(RANDOM.num_src) // 10
 X, EDGE_ATTR = normal(RANDOM.num_src, 8, seed=1), normal(INDEX.size(1), 3, seed=2)
 KINDS = ["user", "item"], [("user", "buys", "item"), ("item", "bought_by", "user")]
 INDICES = dict(zip(KINDS[1], (INDEX, INDEX.flip(0)), strict=True))
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 class Lightning(LightningModule):

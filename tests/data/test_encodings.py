@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,6 @@ LAPLACIAN = {"_target_": "gat_pyg.tasks.encodings.LaplacianPE", "k": 3}
 COLUMNS = {"_target_": "gat_pyg.tasks.encodings.GraphColumns"}
 DEGREE = {"_target_": "torch_geometric.transforms.LocalDegreeProfile"}
 BOTH = {"_target_": "torch_geometric.transforms.Compose", "transforms": [RWSE, DEGREE]}
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def columns(transform: BaseTransform, of: Graph) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -403,13 +403,6 @@ def test_the_three_graphs_of_a_random_link_split_are_one(disjoint: float, negati
 
 
 # The default dtype --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("float64")

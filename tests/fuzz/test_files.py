@@ -40,6 +40,7 @@ from gat_pyg.runs.result import Result, read
 from gat_pyg.tasks.checks import KEYS
 from gat_pyg.trained.load import load
 from gat_pyg.training import SafeCheckpoints
+from tests.data.test_files import Gadget
 
 resource = pytest.importorskip("resource", reason="no such limits here")
 
@@ -293,16 +294,6 @@ def on_bytes(content: bytes, rng: Rng, marker: Path) -> bytes:
             b"[" * 200_000,
         ],
     )
-
-
-class Gadget:
-    """Pickles to a call of `function`."""
-
-    def __init__(self, function: Any, *args: Any):
-        self.call = (function, args)
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 def on_digits(content: bytes, rng: Rng, marker: Path) -> bytes:
