@@ -191,9 +191,6 @@ def run(tmp_path: Path, data: Data, *settings: str) -> Any:
     return result_of(tmp_path / "o", *path, *settings)
 
 
-QUICK = ["training.lr=0.03", "model.dropout=0", "training.weight_decay=0"]
-
-
 def test_the_command_embeds_the_nodes_of_a_graph_without_features(tmp_path: Path):
     data = edges()
     data.y = data.x[data.edge_index[0], 0] * 5 + 20  # in its own unit
@@ -322,7 +319,7 @@ def test_the_command_learns_labels_that_only_the_edges_show(encoder: list[str], 
     data = edges(E=400)
     data.edge_attr = (torch.arange(400) % 3)[:, None].float()
     data.edge_label = (data.edge_attr[:, 0] == 1).long()
-    quick = ["training.max_epochs=60", *QUICK, *encoder]
+    quick = ["training.max_epochs=30", "training.lr=0.1", "model.dropout=0", "training.weight_decay=0", *encoder]
     result = run(tmp_path, data, *quick)
     assert result.metric == "accuracy" and result.value > 90
     whole = predict(result.run_dir, data)  # of all edges
