@@ -39,7 +39,7 @@ class Case:
     sparse: bool = False  # x is given to ours as torch.sparse CSR
     dropout: float = 0.0  # when it is timed: of x, before the layer; alone, of the attention coefficients
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  # of a layer: in which autocast computes its products
     edge_dim: int = 0  # features of an edge
     fresh: bool = False  # every call gets a graph that no call before had, as a batch of molecules is
     layers: int = 1  # one after the other, of H C channels each
@@ -160,7 +160,8 @@ def way(forward: Callable[[], Tensor], leaves: dict[str, Tensor], grad: Tensor) 
 
     def step() -> dict[str, Tensor]:
         out = forward()
-        return {"output": out.detach(), **dict(zip(leaves, torch.autograd.grad(out, [*leaves.values()], grad)))}  # noqa: B905
+        grads = torch.autograd.grad(out, [*leaves.values()], grad.to(out.dtype))
+        return {"output": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
     return Way(forward, step)
 
@@ -177,8 +178,14 @@ def of_layer(
     x, drop = (dense, F.dropout) if x is None else (x, features_dropout.dropout)
     graph = index.clone if problem.case.fresh else lambda: index
     features = [problem.given["edge_attr"]] if problem.case.edge_dim else []
-    leaves = problem.given | dict(layer.named_parameters())
-    return way(lambda: call(drop(x, problem.p), graph(), *features), leaves, problem.grad)
+    leaves, dtype = problem.given | dict(layer.named_parameters()), problem.case.dtype
+    context = nullcontext() if dtype == torch.float32 else torch.autocast(x.device.type, dtype)
+
+    def forward() -> Tensor:
+        with context:
+            return call(drop(x, problem.p), graph(), *features)
+
+    return way(forward, leaves, problem.grad)
 
 
 def ours(problem: Problem, backend: Any) -> Way:

@@ -183,6 +183,44 @@ def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.Mon
                 assert_close(here, there, msg=lambda text, case=case: f"{case}: {text}")
 
 
+@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_rounds_in_the_node_what_it_rounds_outside(
+    name: str, form: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output has the same bits, and so have gradients wherever they are computed."""
+    monkeypatch.setattr(few, "FEW", 0)
+    torch.manual_seed(0)
+    layer, edge_index = getattr(gat_pyg, name)(6, 5, heads=3, **form), torch.randint(0, N, (2, E))
+    edge_attr = torch.randn(E, 3).to(dtype) if "edge_dim" in form else None
+    inputs = [torch.randn(N, 6).to(dtype).requires_grad_(), *layer.parameters()]
+    inputs = [t for key, t in zip(["x", *dict(layer.named_parameters())], inputs, strict=True) if key != "lin_key.bias"]
+
+    def run(forward: bool, backward: bool) -> tuple[str, Tensor, list[Tensor], list[Tensor]]:
+        with torch.autocast("cpu", torch.bfloat16, forward):
+            out = layer(inputs[0] if forward else inputs[0].float(), edge_index, edge_attr)
+        total = out.float().sin().sum()
+        with torch.autocast("cpu", torch.bfloat16, backward):
+            plain = torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True)
+        first = torch.autograd.grad(total, inputs, create_graph=True, materialize_grads=True)
+        return type(out.grad_fn).__name__, out, plain, first
+
+    def as_one(tensors: Any) -> Tensor:
+        return torch.cat([t.double().flatten() for t in tensors])
+
+    if dtype == torch.float32:
+        assert_close(run(False, True)[2], run(False, False)[2], rtol=0, atol=0)
+    node, out, plain, first = run(True, False)
+    assert node == "LayerNodeBackward"
+    assert_close(run(True, True)[2], plain, rtol=0, atol=0)
+    monkeypatch.setattr(type(layer), "_tensors", lambda *_: None)
+    _, other_out, other_plain, _ = run(True, False)
+    assert_close(out, other_out, rtol=0, atol=0)
+    for each in (plain, first):
+        assert [t.dtype for t in each] == [t.dtype for t in other_plain]
+        assert (as_one(each) - as_one(other_plain)).norm() < 0.01 * as_one(other_plain).norm()
+
+
 @every_layer
 def test_gradients_read_no_memory_of_another_layout(name: str) -> None:
     """Of what hooks return for the tensors that are saved, of a gradient that another process computes, and of features
@@ -215,7 +253,7 @@ def test_a_gradient_with_a_graph_counts_each_path_once(name: str) -> None:
     x = torch.randn(N, 15, dtype=torch.double, requires_grad=True)
     hidden = layer((x, x), edge_index).tanh()
     total, inputs = layer((hidden, hidden), edge_index).square().sum(), [x, *layer.parameters()]
-    plain = torch.autograd.grad(total, inputs, retain_graph=True)
+    plain = torch.autograd.grad(total, inputs, retain_graph=True, materialize_grads=True)
     assert_close(torch.autograd.grad(total, inputs, create_graph=True), plain)
 
 

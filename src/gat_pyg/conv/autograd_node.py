@@ -2,11 +2,13 @@
 
 The node computes the layer's own methods, `_project`, `_score` and `_finish`, with its tensors in place of the
 layer's parameters, see `Plan.bound`; `_after_back` and `_before_back` are their transposes. A derivative or a transform
-of the gradient, which is seldom needed, differentiates these methods and the operation instead.
+of the gradient, which is seldom needed, differentiates these methods and the operation instead. Under autocast, the
+linear maps and their transposes round their operands, and nothing else is rounded.
 """
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +17,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..attention.fused import attend
-from ..attention.score import Operation
+from ..attention.score import Operation, widened
 from ..features.linear import is_affine, is_large, product
 from ..graph.edges import Edges
-from ..kernels.device import load_kernels
+from ..graph.memory import converted
+from ..kernels.device import load_kernels, result_dtype
 from ..kernels.models import each_cotangent, in_forward_mode
 
 INPUTS = "x", "x_dst", "edge_attr"  # of a node, before the parameters of the layer
@@ -26,14 +29,32 @@ KINDS = Tensor, Parameter
 
 
 class Affine(NamedTuple):
-    """x W^T + b of tensors, in place of a `Linear`."""
+    """x W^T + b of tensors, in place of a `Linear`; in autocast's dtype, if any."""
 
     weight: Tensor
     bias: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[N, F]` to `[N, F']`."""
-        return product(x, self.weight, self.bias)
+        return product(*(rounded(t, self.dtype) for t in (x, self.weight, self.bias)))
+
+
+def rounded(tensor: Any, dtype: torch.dtype | None) -> Any:
+    """Return an operand of a product in autocast's dtype, if any."""
+    return tensor if dtype is None or tensor is None else tensor.to(dtype)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast rounds x, None if it does not."""
+    device = x.device.type
+    rounds = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if rounds else None
+
+
+def without_autocast(device: str) -> Any:
+    """Return a context in which torch rounds no operand on a type of device."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def side_by_side(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
@@ -41,7 +62,8 @@ def side_by_side(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
     if type(first) is not Affine or (first.bias is None) != (second.bias is None):
         return first(x), second(x)
     bias = None if first.bias is None else torch.cat([first.bias, second.bias])
-    return product(x, torch.cat([first.weight, second.weight]), bias).chunk(2, 1)  # type: ignore[return-value]
+    both = Affine(torch.cat([first.weight, second.weight]), bias, first.dtype)
+    return both(x).chunk(2, 1)  # type: ignore[return-value]
 
 
 class Plan(NamedTuple):
@@ -50,6 +72,7 @@ class Plan(NamedTuple):
     layer: Any
     edges: Edges
     dropout: float
+    dtype: torch.dtype | None = None  # of the products under autocast
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
@@ -60,15 +83,15 @@ class Plan(NamedTuple):
         attributes.update(values)
         for name, _, parts in slots(self.layer._PARAMETERS):
             if parts and values[f"{name}.weight"] is not None:
-                attributes[name] = Affine(values[f"{name}.weight"], values.get(f"{name}.bias"))
+                attributes[name] = Affine(values[f"{name}.weight"], values.get(f"{name}.bias"), self.dtype)
         return layer
 
     def compute(self, seed: Tensor | None, tensors: Sequence[Any]) -> Tensor:
         """Compute the call by torch's operations and `attend`, which autograd differentiates; w is the first tensor."""
         edge_weight, layer = tensors[0], self.bound(tensors[1:])
         x, score, res = _describe(layer, self.edges.num_dst)
-        out: Tensor = layer._finish(attend(Operation(x, score, self.edges, edge_weight, seed, self.dropout)), res)
-        return out
+        out = attend(Operation(x, score, self.edges, edge_weight, seed, self.dropout))
+        return finished(layer, out, x, score, res, False)
 
 
 def differentiated(compute: Any, tensors: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor) -> list[Any]:
@@ -129,11 +152,24 @@ def _describe(layer: Any, num_dst: int) -> tuple[Tensor, Any, Tensor | None]:
     return ends[0], layer._score(x, ends, layer.edge_attr), res
 
 
-class Grads(dict[str, Tensor]):
-    """The gradients of a node's tensors, by name."""
+def finished(layer: Any, out: Tensor, x: Tensor, score: Any, res: Tensor | None, spent: bool) -> Tensor:
+    """Return a layer's output from the operation's; features of edges, which autocast does not round, widen none."""
+    result: Tensor = layer._finish(out, res, spent)
+    return result if score.edge_values is None else result.to(x.dtype)
 
-    def __init__(self, names: Sequence[str], tensors: Sequence[Tensor | None], needs: Sequence[bool]) -> None:
+
+class Grads(dict[str, Tensor]):
+    """The gradients of a node's tensors, by name, in float32 or wider; `dtype` is that of the products, if another."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        tensors: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.tensors: dict[str, Any] = dict(zip(names, tensors, strict=True))
         self.needs = dict(zip(names, needs, strict=True))
         self.end = "x" if self.tensors.get("x_dst") is None else "x_dst"  # the name of the features of dst
@@ -142,18 +178,18 @@ class Grads(dict[str, Tensor]):
     def add(self, name: str, grad: Tensor) -> None:
         """Add a term to the gradient of an input."""
         known = self.get(name)
-        self[name] = grad if known is None else known.add_(grad)
+        self[name] = widened(grad) if known is None else known.add_(grad)
 
     def of_linear(self, grad: Tensor, x: str, maps: str) -> None:
         """Add the terms of y = x W^T + b from the gradient of the first rows of y, `[N, F']`; the others are names.
 
         `maps` may name several, separated by spaces, of the same width, whose W and b are stacked.
         """
-        values, rows, names = self.tensors[x], grad.size(0), maps.split()
+        values, rows, names, grad = self.tensors[x], grad.size(0), maps.split(), rounded(grad, self.dtype)
         if self.needs[x]:
-            weights = [self.tensors[f"{name}.weight"] for name in names]
+            weights = [rounded(self.tensors[f"{name}.weight"], self.dtype) for name in names]
             weight, known = weights[0] if len(names) == 1 else torch.cat(weights), self.get(x)
-            if known is not None and not is_large(grad, weight.size(1)):
+            if known is not None and known.dtype == grad.dtype and not is_large(grad, weight.size(1)):
                 known[:rows].addmm_(grad, weight)
             else:
                 of_x = product(grad, weight.t())
@@ -170,7 +206,7 @@ class Grads(dict[str, Tensor]):
     def _of_weight(self, grad: Tensor, x: str) -> Tensor:
         """Return grad^T x. A large product transposes the narrower operand, and x once for all its products."""
         rows, width = grad.shape
-        values = self.tensors[x][:rows]
+        values = rounded(self.tensors[x][:rows], self.dtype)
         if values.size(1) > width or not is_large(values, width):
             return product(grad.t(), values.t())
         if (x, rows) not in self.columns:
@@ -193,46 +229,50 @@ class LayerNode(Node):
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, edge_weight: Tensor | None, *tensors: Tensor | None) -> Any:
         """Compute the layer, and save what its gradient needs."""
-        needs = ctx.needs_input_grad[2:]
-        layer, (_, edges, dropout) = plan.bound(tensors), plan
-        x, score, res = _describe(layer, edges.num_dst)
-        kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
-        keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
-        call = Operation(x, score, edges, edge_weight, seed, dropout)
-        out, *saved = kernels.forward(call, x.dtype, keeps)
-        if any(needs):
-            if keeps:
-                saved.insert(0, out)
-            ctx.plan, ctx.kernels, ctx.keeps = plan, kernels, keeps
-            ctx.kind, ctx.values = type(score), score.values
-            ctx.save_for_backward(seed, edge_weight, *tensors, x, *score.operands, *saved)
-        return layer._finish(out, res, not keeps)
+        with without_autocast(plan.edges.src.device.type):
+            needs = ctx.needs_input_grad[2:]
+            layer, (_, edges, dropout, _) = plan.bound(tensors), plan
+            x, score, res = _describe(layer, edges.num_dst)
+            kernels = load_kernels(f"attention.{score.kernels}", x.device.type)
+            keeps = any(needs) and score.saves_output(x, edges, any(needs[1:]))
+            dtype = result_dtype(x, edge_weight, *score.operands)
+            wide = torch.promote_types(dtype, torch.float32) if keeps else dtype
+            call = Operation(x, score, edges, edge_weight, seed, dropout)
+            out, *saved = kernels.forward(call, wide, keeps)
+            if any(needs):
+                if keeps:
+                    saved.insert(0, out)
+                ctx.plan, ctx.kernels, ctx.keeps = plan, kernels, keeps
+                ctx.kind, ctx.values = type(score), score.values
+                ctx.save_for_backward(seed, edge_weight, *tensors, x, *score.operands, *saved)
+            return finished(layer, converted(out, dtype), x, score, res, not keeps or wide != dtype)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs that need one."""
-        layer, edges, dropout = ctx.plan
-        names = *INPUTS, *layer._PARAMETERS
-        seed, edge_weight, *rest = ctx.saved_tensors
-        tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
-            compute = functools.partial(ctx.plan.compute, seed)
-            return None, None, *differentiated(compute, (edge_weight, *tensors), needs, grad)
-        grads = Grads(names, tensors, needs[1:])
-        layer = ctx.plan.bound(tensors)
-        x, *rest = rest
-        count = len(ctx.kind.shapes)
-        score, saved = ctx.kind.of(rest[:count], ctx.values), rest[count:]
-        out = saved.pop(0) if ctx.keeps else None
-        of_out = layer._after_back(rest[count], grad, grads)
-        wanted = [True, needs[0]]
-        for name, operand in zip(score.shapes, score.operands, strict=True):
-            wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
-        call = Operation(x, score, edges, edge_weight, seed, dropout)
-        of = ctx.kernels.backward(call, of_out, out, saved, wanted)
-        if of.get("lin_edge") is not None:
-            grads["lin_edge.weight"] = of["lin_edge"].view_as(layer.lin_edge.weight)
-            grads["edge_attr"] = of.get("edge_attr")
-        layer._before_back(x, of, grads)
-        return None, None, of.get("edge_weight"), *map(grads.get, names)
+        with without_autocast(grad.device.type):
+            layer, edges, dropout, dtype = ctx.plan
+            names = *INPUTS, *layer._PARAMETERS
+            seed, edge_weight, *rest = ctx.saved_tensors
+            tensors, rest, needs = rest[: len(names)], rest[len(names) :], ctx.needs_input_grad[2:]
+            if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or in_forward_mode():
+                compute = functools.partial(ctx.plan.compute, seed)
+                return None, None, *differentiated(compute, (edge_weight, *tensors), needs, grad)
+            grads = Grads(names, tensors, needs[1:], dtype)
+            layer = ctx.plan.bound(tensors)
+            x, *rest = rest
+            count = len(ctx.kind.shapes)
+            score, saved = ctx.kind.of(rest[:count], ctx.values), rest[count:]
+            out = saved.pop(0) if ctx.keeps else None
+            of_out = layer._after_back(rest[count], grad, grads)
+            wanted = [True, needs[0]]
+            for name, operand in zip(score.shapes, score.operands, strict=True):
+                wanted.append(operand is not None and (name != "edge_attr" or grads.needs[name]))
+            call = Operation(x, score, edges, edge_weight, seed, dropout)
+            of = ctx.kernels.backward(call, of_out, out, saved, wanted)
+            if of.get("lin_edge") is not None:
+                grads["lin_edge.weight"] = of["lin_edge"].view_as(layer.lin_edge.weight)
+                grads["edge_attr"] = of.get("edge_attr")
+            layer._before_back(x, of, grads)
+            return None, None, of.get("edge_weight"), *map(grads.get, names)

@@ -27,7 +27,7 @@ from ..graph.remembered import _outside, is_traced
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
-from .autograd_node import KINDS, Grads, LayerNode, Plan, parameters_of
+from .autograd_node import KINDS, Grads, LayerNode, Plan, autocast_dtype, finished, parameters_of, rounded
 from .checks import check_call, check_features, check_names, check_options, full_size, graph_size, refuse_matrix
 from .few import run_few
 from .loops import features_with_loops, replace_loops, weights_with_loops
@@ -124,7 +124,10 @@ class AttentionConv(MessageConv):
             edges, tensors[2], edge_weight = self._rows(x, edge_index, edge_attr, edge_weight, size, traced)
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
-            return LayerNode.apply(Plan(self, edges, dropout), seed, edge_weight, *tensors)
+            dtype = autocast_dtype(tensors[0])
+            if dtype is not None and not self._folds(x):  # once for all maps, and nothing else reads them
+                tensors[:2] = [rounded(end, dtype) for end in tensors[:2]]
+            return LayerNode.apply(Plan(self, edges, dropout, dtype), seed, edge_weight, *tensors)
 
         ends, res = self._project(x, size)
         if by_messages or (traced and not self._compiles(x, ends, edge_index, edge_attr)):
@@ -154,9 +157,9 @@ class AttentionConv(MessageConv):
                 return_attention_weights=weights,
             )
             out, alpha = result if weights else (result, None)
-            out = self._finish(out, res, not is_compiling() and is_spent(out))
-            if score.edge_values is not None:  # autocast does not round them
-                out, alpha = out.to(ends[0].dtype), None if alpha is None else alpha.to(ends[0].dtype)
+            out = finished(self, out, ends[0], score, res, not is_compiling() and is_spent(out))
+            if score.edge_values is not None and alpha is not None:
+                alpha = alpha.to(ends[0].dtype)
             if weights:
                 edge_index, alpha = self._without_replaced(edge_index, edges, alpha)
         return (out, self._attention(edge_index, alpha)) if weights else out
@@ -165,17 +168,19 @@ class AttentionConv(MessageConv):
         """Return the inputs and parameters; None if the layer cannot be one autograd node of them."""
         src, dst = (x, None) if isinstance(x, Tensor) else x
         if (
-            src.dtype not in (torch.float32, torch.float64)
-            or unsupported_reason(src) is not None
-            or torch.is_autocast_enabled(src.device.type)
+            unsupported_reason(src) is not None
             or (src is not x and dst is None)
             or (parameters := parameters_of(self)) is None
         ):
             return None
+        dtype, dtypes = src.dtype, [src.dtype]
+        if autocast_dtype(src) is not None:
+            dtype, dtypes = torch.float32, [torch.float32, torch.bfloat16, torch.float16]
         tensors = [src, dst, edge_attr, *parameters]
         present = [t for t in tensors if t is not None]
-        known = all(type(t) in KINDS and t.dtype == src.dtype and t.layout == torch.strided for t in present)
-        return tensors if known else None
+        known = all(type(t) in KINDS and t.dtype in dtypes and t.layout == torch.strided for t in present)
+        wide = dtype in (torch.float32, torch.float64) and all(t is None or t.dtype == dtype for t in parameters)
+        return tensors if known and wide else None
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return True if a traced call gets the whole operation, rather than PyG's message passing.
@@ -258,6 +263,10 @@ class AttentionConv(MessageConv):
         if dst is x and size is not None and size[1] < z_src.size(0):
             z_dst, res = z_dst[: size[1]], None if res is None else res[: size[1]]
         return (z_src, z_dst, z_src), res
+
+    def _folds(self, x: Any) -> bool:
+        """Return True if the scores are linear maps of x itself."""
+        return False
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
         """Map the operation's output to the layer's; `spent`: whether `out` may be overwritten."""

@@ -17,7 +17,7 @@ from torch_geometric.utils import softmax
 
 from ..attention.additive import Additive
 from ..attention.operation import Backend
-from ..attention.score import Score
+from ..attention.score import Score, widened
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .autograd_node import Grads
@@ -294,7 +294,7 @@ class GATConv(AttentionConv):
             scores = torch.cat([of_src, of_dst], 1)
             if grads.needs["x"]:
                 grads["x"].addmm_(scores, _folded(both, weight))
-            of_folded = scores.t().mm(x).view(2, H, -1).transpose(0, 1)  # [H, 2, F]
+            of_folded = scores.t().mm(widened(x)).view(2, H, -1).transpose(0, 1)  # [H, 2, F]
             if grads.needs["lin.weight"]:
                 grads["lin.weight"].view(H, C, -1).baddbmm_(both.permute(1, 2, 0), of_folded)
             of_both = torch.bmm(of_folded, weight.view(H, C, -1).transpose(1, 2)).transpose(0, 1)  # [2, H, C]
@@ -323,7 +323,7 @@ def _folded(att: Tensor, weight: Tensor) -> Tensor:
 def _dots_back(z: Tensor, a: Tensor, of_score: Tensor, grad: Tensor) -> Tensor:
     """Add the gradient of <a, z_i> of each head to that of z `[N, H, C]`, and return that of a."""
     grad.addcmul_(of_score.unsqueeze(2), a)
-    return torch.bmm(of_score.t().unsqueeze(1), z.transpose(0, 1)).transpose(0, 1)
+    return torch.bmm(of_score.t().unsqueeze(1), widened(z).transpose(0, 1)).transpose(0, 1)
 
 
 def _edge_term_back(of_edge: OptTensor, heads: int, grads: Grads) -> None:
@@ -331,7 +331,7 @@ def _edge_term_back(of_edge: OptTensor, heads: int, grads: Grads) -> None:
     if of_edge is None:
         return
     att, weight = grads.tensors["att_edge"], grads.tensors["lin_edge.weight"]
-    of_folded = of_edge.t().mm(grads.tensors["edge_attr"])  # [H, D]
+    of_folded = of_edge.t().mm(widened(grads.tensors["edge_attr"]))  # [H, D]
     grads["lin_edge.weight"] = (att[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(weight)
     grads["att_edge"] = torch.bmm(weight.view(heads, -1, weight.size(1)), of_folded.unsqueeze(2)).view_as(att)
     if grads.needs["edge_attr"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..attention.pair import Dot, GATv2
 from ..attention.score import Score, widened
 from ..features.linear import Linear, hooked, is_affine
 from ..kernels.device import result_dtype
-from .autograd_node import Affine
+from .autograd_node import Affine, without_autocast
 
 ONE_END = "x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst)."
 
@@ -199,10 +200,7 @@ def is_plain(lin: Any) -> bool:
 
 def unrounded(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
     """Return a small product of x and a weight in the dtype of the weight, also under autocast."""
-    device = weight.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return function(x, weight)
-    with torch.autocast(device, enabled=False):
+    with nullcontext() if weight.is_meta else without_autocast(weight.device.type):
         return function(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)
 
 

@@ -198,7 +198,7 @@ class TransformerConv(AttentionConv):
 
     def _before_back(self: Any, value: Tensor, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
-        grads.of_linear(of["x_dst"].flatten(1), grads.end, "lin_query")
+        grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_query")  # freed before the next
         of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
         width = of_key.size(1)
         if of_key.stride(0) == 2 * width:  # side by side, as keys and values are
