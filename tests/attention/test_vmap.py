@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from gat_pyg import philox
 from gat_pyg.attention import Additive, attend
 from gat_pyg.graph.edges import Edges
-from tests.attention.comparisons import EVERYWHERE, FOLDERS, MEMORY, Place, answer, direction_of, in_mode
+from tests.attention.comparisons import EVERYWHERE, FOLDERS, Place, answer, direction_of, in_mode, modes_of
 from tests.graphs import BIPARTITE, COMPLETE
 from tests.laws import assert_close, edges_of
 from tests.scores import ADDITIVE, CONSTANT, GATV2, GATV2_EDGES, SCORES, Tensors, call, leaves_of
@@ -49,8 +49,9 @@ def test_vmap_and_grad(names: str, backend: str, place: Place) -> None:
             assert_close(grads[name][n], truth[name], f"{names} {n} {name}")
 
 
-@pytest.mark.parametrize("names", [CONSTANT, *SCORES])
-@MEMORY
+@pytest.mark.parametrize(
+    ("names", "speed"), [(names, speed) for names in (CONSTANT, *SCORES) for speed in modes_of(names)]
+)
 @EVERYWHERE
 def test_a_stack_is_each_of_its_models_alone(
     names: str, speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch
