@@ -231,6 +231,9 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path) -> N
     assert rows["lot"].tolist() == [*"aba"] and rows["size"].tolist() == [*"122"]  # as in the file
     assert rows["logS"].isna().tolist() == [False, True, False]
     assert rows["left_out"].fillna("").tolist() == ["", "'C(C' is no SMILES", ""]
+    with torch.no_grad(), pytest.warns(UserWarning, match="1 of 3 SMILES"):
+        rows = table(skipping, selected(skipping, bad.assign(row=["r9", "r8", "r7"])))
+    assert rows["row"].tolist() == ["r9", "r8", "r7"]
 
 
 def test_descriptors_are_finite_and_of_the_molecule_alone() -> None:

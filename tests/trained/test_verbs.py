@@ -29,6 +29,7 @@ from gat_pyg.runs.task import task_of
 from gat_pyg.tasks.preparation import build_transform
 from gat_pyg.trained import top_links
 from gat_pyg.trained.export import Prepared
+from gat_pyg.trained.predict import selected, table
 from gat_pyg.trained.trained import Trained
 from tests.commands import run_command
 from tests.kinds import KINDS, Kind, M, N, tables
@@ -117,9 +118,20 @@ def test_predictions_join_the_users_table(name: str, keep: str, target: str, tra
     assert ("row" in frame) == (name == "edges.csv")  # an id names a node
     rows = table.iloc[frame["row"]] if "row" in frame else table.set_index("account").loc[frame.account]
     np.testing.assert_array_equal(frame[keep].astype(str), rows[keep].astype(str))
-    for other, message in (("x", "keep has x, expected columns of the table: "), (target, "of this name")):
+    for other, message in (
+        ("x", "keep has x, expected columns of the table: "),
+        (target, f"two columns called {target}"),
+    ):
         with pytest.raises(ValueError, match=message):
             predict(run, files, keep=[other])
+
+
+def test_no_column_of_the_predictions_replaces_another(trained: Runs):
+    run, files = trained(next(kind for kind in KINDS if kind.name == "nodes.csv"))
+    opened = Trained.open(run)
+    alike = replace(opened, preparation=replace(opened.preparation, class_names=("no", "no_std")))
+    with torch.no_grad(), pytest.raises(ValueError, match="two columns called p_no_std. Rename .* or choose one seed"):
+        table(alike, selected(alike, files))
 
 
 @pytest.mark.parametrize("name", ["nodes.csv", "molecules.csv", "nodes.npz"])

@@ -238,43 +238,49 @@ def table(
     With `calibration`, it has calibrated probabilities, and sets or intervals of this level.
 
     Raises:
-        ValueError: if a column of `keep` is not in the user's table, or has the name of another column.
+        ValueError: if a column of `keep` is not in the user's table, or two columns have the same name.
     """
     pd = needs("pandas", "tables")
     objective, preparation, names = trained.objective, trained.preparation, trained.columns
     values = objective.predictions(rows.outputs(trained))
     values = values if values.dim() == 3 else values[..., None]
     mean = values[0] if len(values) == 1 else values.mean(0)
-    columns: dict[str, Any] = {}
+    columns: list[tuple[str, Any]] = []
     if objective.column == "class":
         name = trained.targets[0] if trained.targets else "class"
         classes = preparation.class_names or range(objective.out_channels)
-        columns[name] = [classes[k] for k in mean.argmax(1).tolist()]
+        columns.append((name, [classes[k] for k in mean.argmax(1).tolist()]))
         if calibration is not None:
             chosen, mean = calibration.sets(mean, level), calibration.probabilities(mean)
             best = [[k for k in order if row[k]] for order, row in zip(_order(mean), chosen.tolist(), strict=True)]
-            columns[f"{name}_set"] = [" | ".join(str(classes[k]) for k in its) for its in best]
-    columns |= dict(zip(names, mean.cpu().numpy().T, strict=True))
+            columns.append((f"{name}_set", [" | ".join(str(classes[k]) for k in its) for its in best]))
+    columns += zip(names, mean.cpu().numpy().T, strict=True)
     if calibration is not None and objective.column != "class":
         for end, limits in zip(("low", "high"), calibration.interval(mean, level), strict=True):
-            columns |= {f"{name}_{end}": column for name, column in zip(names, limits.cpu().numpy().T, strict=True)}
+            columns += zip((f"{name}_{end}" for name in names), limits.cpu().numpy().T, strict=True)
     if len(values) > 1:
-        spread = values.std(0).cpu().numpy().T
-        columns |= {f"{name}_std": column for name, column in zip(names, spread, strict=True)}
+        columns += zip((f"{name}_std" for name in names), values.std(0).cpu().numpy().T, strict=True)
     keep = [name for name in keep if name not in rows.ids]
-    kept = _kept(rows, keep, [*columns])
-    frame = pd.DataFrame({**rows.ids, **{name: kept[name].iloc[rows.numbers].to_numpy() for name in keep}, **columns})
+    kept = _kept(rows, keep)
+    columns = [*rows.ids.items(), *((name, kept[name].iloc[rows.numbers].to_numpy()) for name in keep), *columns]
+    every = [name for name, _ in columns]
+    if again := [name for name in every if every.count(name) > 1]:
+        raise ValueError(
+            f"The predictions would have two columns called {again[0]}. Rename this column, target or class in the "
+            "data of the run, leave it out of keep, or choose one seed, whose predictions have no standard deviation."
+        )
+    frame = pd.DataFrame(dict(columns))
     if not rows.left_out:
         return frame
     out = [*rows.left_out]
     shown = {name: rows.table[name] for name in rows.ids if name in rows.table} | {name: kept[name] for name in keep}
     others = pd.DataFrame({"row": out, **{name: column.iloc[out].to_numpy() for name, column in shown.items()}})
     others["left_out"] = [*rows.left_out.values()]
-    return pd.concat([frame, others]).sort_values("row", kind="stable", ignore_index=True)
+    return pd.concat([frame.set_axis(rows.numbers), others.set_axis(out)]).sort_index().reset_index(drop=True)
 
 
-def _kept(rows: Selected, keep: Sequence[str], names: Sequence[str]) -> Any:
-    """Return the user's table, whose columns `keep` may stand beside those with the other names."""
+def _kept(rows: Selected, keep: Sequence[str]) -> Any:
+    """Return the user's table, which has the columns `keep`."""
     if keep and rows.table is None:
         raise ValueError(f"keep is {', '.join(keep)}, but the rows are of no table: only tables have such columns.")
     for name in keep:
@@ -282,8 +288,6 @@ def _kept(rows: Selected, keep: Sequence[str], names: Sequence[str]) -> Any:
             raise ValueError(
                 f"keep has {name}, expected columns of the table: {', '.join(map(str, rows.table.columns))}."
             )
-        if name in names:
-            raise ValueError(f"keep has {name}, but the predictions have a column of this name. Leave it out.")
     return rows.table
 
 
