@@ -127,6 +127,20 @@ def test_graphs_without_attributes_have_ones():
     assert torch.equal(row.x, torch.ones(9, 1)) and row.edge_index.size(1) == 0
 
 
+def test_without_direction_the_order_of_the_ends_has_no_effect(tmp_path: Path):
+    files, options = written(molecules(), tmp_path), {"target": "ring", "undirected": True, "val": 5, "test": 4}
+    edges = pd.read_csv(files["tables"]["edges"])
+    other, rows, ends = edges.copy(), edges.index % 2 == 1, ["src", "dst"]
+    other.loc[rows, ends] = edges.loc[rows, ends[::-1]].to_numpy()
+    task, exchanged = (tables(**{**files["tables"], "edges": frame}, **options) for frame in (edges, other))
+    assert task.num_features == 5  # atom, charge, and the number of edges
+    for a, b in zip(task.train + task.test, exchanged.train + exchanged.test, strict=True):
+        for key in ("x", "edge_index", "edge_attr"):
+            assert torch.equal(a[key], b[key]), key
+    of_files = tables(**files["graphml"], **options)
+    assert of_files.num_features == 5 and len(read_rows(of_files.preparation, molecules()).graphs) == G
+
+
 def test_what_is_missing_is_named(tmp_path: Path):
     graphs, forms = molecules(), written(molecules(), tmp_path)
     mixed = [graphs[0], graphs[1].to_undirected()]

@@ -70,13 +70,13 @@ def read_graphs(nodes: Any, edges: Any, graphs: Any, roles: Roles, used: Collect
 def _unpacked(data: Any, table: Any, roles: Roles) -> tuple[Any, Any, Any, Roles]:
     """Return the tables of many graphs, those of a table of graphs alone if there is one, and their roles."""
     of = graphs_tables(data)
-    if roles.graph_id is not None and roles.both == of.directed:
-        raise ValueError(f"{file_of(of.graphs)} is {'' if of.directed else 'un'}directed, unlike the earlier graphs.")
+    if roles.graph_id is not None and not (roles.both or of.directed):
+        raise ValueError(f"{file_of(of.graphs)} is undirected, unlike the earlier graphs.")
     names = {"graph_id": of.graph, "id": of.id, "src": of.src, "dst": of.dst}
     selected: dict[str, Any] = {key: getattr(roles, key) or name for key, name in names.items()}
     renamed, key = {name: selected[key] for key, name in names.items()}, selected["graph_id"]
     nodes, edges, graphs = (frame.rename(columns=renamed) for frame in (of.nodes, of.edges, of.graphs))
-    roles = roles._replace(**selected, both=not of.directed)
+    roles = roles._replace(**selected, both=roles.both or not of.directed)
     if (table := frame_of(table, "graphs")) is None:
         return nodes, edges, graphs, roles
     whole, column = [*map(str, graphs[key])], _id_column(table)

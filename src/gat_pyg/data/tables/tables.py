@@ -142,7 +142,7 @@ def tables(
     targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
     check_columns([of.graphs, of.nodes, of.edges], [*ignore, *categories])
     item, goal = _item(of, targets, task)
-    if like is None and of.graphs is None and not roles.bipartite:
+    if like is None and not roles.bipartite:
         both = undirected or (undirected is None and have_no_direction(str(roles.src), str(roles.dst)))
         of = of._replace(roles=roles._replace(both=roles.both or bool(both)))
         roles = of.roles
