@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from gat_pyg.runs import defaults_by_data as module
 from gat_pyg.runs import task as task_file
@@ -96,6 +97,11 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
     rule = file("nodes.npz", "recipe=strong/node", "training.lr=0.005")
     assert rule.suited == ("model.encoder=64",) and rule.model.get("act") == "relu"
     assert file("graphs.pt", "search=graph", "encoding=none").suited == ("training.batch_size=32", "model.encoder=64")
+    for name, *task in (("nodes.npz",), ("graphs.pt",), ("links.npz", "task=link_prediction")):
+        for layers in (1, 2):  # a network of any depth
+            shallow = file(name, f"model.num_layers={layers}", *task)
+            network = build_model(shallow.model, read_task(shallow)).model
+            assert sum(isinstance(each, MessagePassing) for each in network.modules()) == layers
     gcn, gat = file("nodes.npz", "model=gcn"), file("nodes.npz")
     assert gcn.training == gat.training and gcn.model.get("hidden_channels") == 64  # not those of its paper
 
