@@ -373,8 +373,8 @@ def test_bad_input() -> None:
 @pytest.mark.parametrize(
     ("missing", "message", "call"),
     [
-        ("matplotlib", "figures need", lambda: attention_figure(model(), data_of(RANDOM))),
-        ("sklearn", "the positions of the nodes need scikit-learn", lambda: attention_figure(model(), data_of(RANDOM))),
+        ("matplotlib", "This needs matplotlib", lambda: attention_figure(model(), data_of(RANDOM))),
+        ("sklearn", "This needs sklearn", lambda: attention_figure(model(), data_of(RANDOM))),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

@@ -193,7 +193,7 @@ def _drawn(
         disjoint_train_ratio=disjoint,
     )
     try:
-        with _seeded(seed):
+        with seeded_draws(seed, seed):
             parts = split(Data(x, edges, weights, num_nodes=N))
             if is_ours:
                 others = NonLinks(edges, N, directed(sides, parts[0].edge_label_index))
@@ -260,7 +260,7 @@ def divided_links(
         edges, known = (torch.cat([links, links.flip(0)], 1) for links in (edges, known))
         features = None if features is None else features.repeat(2, 1)
     others = NonLinks(known, N, directed(two_sides(known, N), parts[0].edge_label_index))
-    with _seeded(seed):
+    with seeded_draws(seed, seed):
         _add_negatives(parts[1:], others, negatives)
     labelled = [part.edge_label_index for part in parts], [part.edge_label for part in parts]
     objective = LinkLabels(CHANNELS, negatives=negatives)
@@ -301,7 +301,7 @@ def with_other_pairs(graph: Data, name: str, negatives: str = "auto") -> Data:
     links = links[:, ~is_known]
     known = torch.cat([graph.edge_index, links, links.flip(0)], 1)
     part = Data(edge_label_index=links, edge_label=torch.ones(links.size(1), dtype=torch.long))
-    with _seeded(0):
+    with seeded_draws(0, 0):
         _add_negatives([part], NonLinks(known, N, directed(two_sides(known, N), links)), negatives)
     _check_others(part.edge_label, N, name)
     return graph.update(part)
@@ -317,12 +317,12 @@ def _check_others(y: Tensor, N: int, where: str) -> None:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Context manager: seed torch's generator, which draws permutations, and Python's, which draws negative pairs."""
+def seeded_draws(of_torch: int, of_python: int) -> Iterator[None]:
+    """Context manager: seed torch's generator on the CPU and Python's, which draws negative pairs; restore both."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
+        torch.default_generator.manual_seed(of_torch)
+        random.seed(of_python)
         try:
             yield
         finally:

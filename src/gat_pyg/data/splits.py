@@ -16,6 +16,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
+from ..files import needs
+from ..tasks.nodes import check_disjoint
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
 
@@ -210,14 +212,8 @@ def _stratified(graphs: list[Data], folds: int, fold: int, seed: int, name: str)
             f"{name}: folds={folds} and fold={fold} (split.* in the command), expected from 3 folds to as many as the "
             f"{len(graphs)} graphs, a fold from 0 to one less, and one label per graph."
         )
-    try:
-        from sklearn.model_selection import StratifiedKFold
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{name}: stratified folds need scikit-learn, which is not installed. Run: python -m pip install "
-            "scikit-learn. Or choose split.folds=null, and split.val and split.test as numbers of graphs."
-        ) from error
-    parts = [test for _, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)]
+    stratified = needs("sklearn.model_selection", "baselines").StratifiedKFold(folds, shuffle=True, random_state=seed)
+    parts = [test for _, test in stratified.split(y, y)]
     test, val, *train = (parts[(fold + offset) % folds].tolist() for offset in range(folds))
     return [list(chain(*train)), val, test]
 
@@ -326,11 +322,7 @@ def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[list[Tenso
         masks[key] = torch.cat(rows)
     count = num_splits(masks, name)
     parts = [chosen_mask(masks[key], split, len(graphs), "graphs", key, name) for key in MASKS]
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        if common := int((parts[first] & parts[second]).sum()):
-            raise ValueError(
-                f"{name}: {MASKS[first]} and {MASKS[second]} overlap in {common} graphs, expected none in common."
-            )
+    check_disjoint(dict(zip(MASKS, parts, strict=True)), "graphs", name)
     return [part.nonzero().flatten() for part in parts], count
 
 

@@ -338,6 +338,8 @@ class Encoded(Wrapper):
         torch.Size([2, 2])
     """
 
+    supports_sparse_features = False  # the encoder reads dense columns
+
     def __init__(
         self,
         model: nn.Module,
@@ -359,11 +361,6 @@ class Encoded(Wrapper):
     def supports_edge_attr(self) -> bool:
         """True if edge features are encoded."""
         return self.edge_encoder is not None
-
-    @property
-    def supports_sparse_features(self) -> bool:
-        """False: the encoder reads dense columns."""
-        return False
 
     def forward(self, x: Tensor, edge_index: Any = None, edge_attr: Tensor | None = None, **options: Any) -> Tensor:
         """Return the model's output for x `[N, F]` and edge_attr `[E, D]`; the other arguments are the model's."""

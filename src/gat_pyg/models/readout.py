@@ -122,6 +122,8 @@ class Readout(Wrapper):
                 [5.]])
     """
 
+    num_hops = None  # the output depends on all nodes of a graph
+
     def __init__(
         self,
         model: nn.Module,
@@ -148,11 +150,6 @@ class Readout(Wrapper):
                 width = self.aggr(torch.zeros(2, C), torch.zeros(2, dtype=torch.long)).size(1)
             width += 0 if self.columns is None else len(self.columns.mean)
             self.lin = head(width, out_channels, head_layers, dropout, act)
-
-    @property
-    def num_hops(self) -> None:
-        """None: the output depends on all nodes of a graph."""
-        return None
 
     def forward(
         self,

@@ -53,8 +53,11 @@ TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "protocol=", "c
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
-def table(settings: Settings, invocation: Invocation, train: Train) -> float:
-    """Call `train` for every method on every data set or split; return the mean `Result.quality` on a single data set.
+def fill_tables(jobs: Sequence[tuple[Settings, Invocation]], train: Train) -> list[float | Exception]:
+    """Call `train` for every method on every data set or split of several jobs; return the score of each, or its error.
+
+    The score is the mean `Result.quality` on a single data set. The seeds and settings of all jobs on a split are
+    trained as one.
 
     Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
     table. Cells that differ only in numbers are trained together. Finished cells are not repeated, interrupted ones are
@@ -63,23 +66,13 @@ def table(settings: Settings, invocation: Invocation, train: Train) -> float:
     With `protocol=errica` (Errica et al., ICLR 2020), methods of one name are candidates. On each fold, each of them is
     trained once. The one with the best validation score is then trained with other seeds, whose results are reported.
     """
-    folder, cells = _cells(settings, invocation)
-    if settings.protocol is not None:
-        _check_failures(_fill(cells, train), cells)
-        cells = _chosen(settings, cells, folder)
-    _check_failures(_fill(cells, train), cells)
-    return _summarised(settings, folder, cells)
-
-
-def on_all_splits(jobs: Sequence[tuple[Settings, Invocation]], train: Train) -> list[float | Exception]:
-    """Train several jobs, each on all splits, as one table; return the score of each as `table`, or its error.
-
-    So the seeds and settings of all jobs on a split are trained as one.
-    """
     tables: list[tuple[Path, dict[str, Job]] | Exception] = []
     for settings, invocation in jobs:
         try:
             folder, cells = _cells(settings, invocation)
+            if settings.protocol is not None:
+                _check_failures(_fill(cells, train), cells)
+                cells = _chosen(settings, cells, folder)
             for cell in cells.values():
                 _check_settings(cell)
             several = f"{folder.name}_" if len(jobs) > 1 else ""

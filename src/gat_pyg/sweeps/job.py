@@ -48,7 +48,7 @@ from ..trained.uncertainty import Calibration, averaged, can_calibrate, of_task
 from ..training.progress import quiet
 from ..training.signals import handled
 from .candidates import chosen
-from .grid import on_all_splits, table
+from .grid import fill_tables
 from .messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 
 T = TypeVar("T")
@@ -121,11 +121,11 @@ def execute_all(requests: Sequence[Request]) -> list[float | Exception]:
                 continue
             drop_empty(invocation.folder)
             if settings.is_table or settings.protocol is not None or settings.hash in of_splits:  # with other seeds
-                scores[index] = _caught(table, settings, invocation, train)
+                (scores[index],) = fill_tables([(settings, invocation)], train)
             else:
                 of_splits[settings.hash] = index
         jobs = [requests[index][:2] for index in of_splits.values()]
-        scores |= zip(of_splits.values(), on_all_splits(jobs, train), strict=True)
+        scores |= zip(of_splits.values(), fill_tables(jobs, train), strict=True)
         while todo:
             batch = _distinct(todo, requests)
             scores |= zip(batch, _execute_batch([requests[index] for index in batch]), strict=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # which imports its parts when they are used
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -99,9 +100,6 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
     Args:
         k: the number of eigenvectors.
 
-    Raises:
-        ImportError: if SciPy is missing.
-
     Cost: O(N^3) time below 500 nodes, then that of SciPy's `eigsh` in O(N) memory: 0.3 s for Pubmed, and 80 s for
     160,000 nodes and a million edges.
 
@@ -118,17 +116,15 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
 
     def forward(self, data: Data) -> Data:
         """Append the columns to `data.x`."""
-        try:
-            from scipy.sparse.linalg import eigsh
-        except ImportError as error:
-            raise ImportError("LaplacianPE needs SciPy. Run: python -m pip install scipy") from error
         N = num_nodes(data)
         encoding, k = torch.zeros(N, self.k, dtype=torch.float64), min(self.k, N - 1)
         if k > 0:
             edges = to_undirected(data.edge_index, num_nodes=N)
             graph = Data(edge_index=edges, edge_weight=torch.ones(edges.size(1), dtype=torch.float64), num_nodes=N)
             start: dict[str, Any] = {"v0": np.random.RandomState(0).standard_normal(N)}
-            if "rng" in inspect.signature(eigsh).parameters:  # SciPy 1.17, which draws further vectors by it
+            if (
+                "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters
+            ):  # SciPy 1.17, which draws further vectors by it
                 start["rng"] = 0
             solver = AddLaplacianEigenvectorPE(k, None, is_undirected=True, **start)
             solver.SPARSE_THRESHOLD = max(DENSE, k + 2)  # `eigsh` cannot compute all of them

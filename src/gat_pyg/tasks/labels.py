@@ -72,10 +72,7 @@ class OneLabel(_Labels, CrossEntropy):
     measures = ONE_LABEL
     loss_options = ("class_weight", "label_smoothing", "focal")
 
-    @property
-    def also(self) -> tuple[str, ...]:
-        """The other metrics of the test."""
-        return ("roc_auc", "average_precision", "balanced_accuracy", "macro_f1")
+    also = ("roc_auc", "average_precision", "balanced_accuracy", "macro_f1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,10 +225,7 @@ class ManyLabels(_Labels, Binary):
     column = "label"
     measures = MANY_LABELS
 
-    @property
-    def also(self) -> tuple[str, ...]:
-        """The other metrics of the test."""
-        return ("roc_auc", "average_precision", "macro_f1")
+    also = ("roc_auc", "average_precision", "macro_f1")
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:

@@ -6,6 +6,7 @@ import copy
 import random
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,12 +120,14 @@ class OfNodes(Objective):
                 raise ValueError(f"{where}: {key} is empty, expected at least one {self.item} with a known label.")
             if (mask & ~known).any():
                 raise ValueError(f"{where}: {key} holds {self.item}s with unknown labels. Use {key} & (y >= 0).")
-        for first, second in (MASKS[:2], MASKS[1:], MASKS[::2]):
-            common = int((data[first] & data[second]).sum())
-            if common:
-                raise ValueError(
-                    f"{where}: {first} and {second} overlap in {common} {self.item}s, expected none in common."
-                )
+        check_disjoint(data, f"{self.item}s", where)
+
+
+def check_disjoint(masks: Any, items: str, where: str) -> None:
+    """Raise ValueError if two of the masks of training, validation and test have items in common."""
+    for first, second in (MASKS[:2], MASKS[1:], MASKS[::2]):
+        if common := int((masks[first] & masks[second]).sum()):
+            raise ValueError(f"{where}: {first} and {second} overlap in {common} {items}, expected none in common.")
 
 
 @remembered

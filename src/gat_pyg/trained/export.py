@@ -24,8 +24,6 @@ from .trained import Trained
 TOLERANCE = 1e-4  # the largest allowed difference from the run's predictions, relative to the largest of them or 1
 SIZES = ((1, 0, 1, 1), (5, 3, 2, 3), (60, 400, 7, 20), (1000, 5000, 32, 500))  # nodes, edges, graphs, pairs of a check
 TRACED = (10, 30, 3, 7)  # those of the inputs that torch traces
-AXES = {"x": 0, "edge_index": 1, "edge_attr": 0, "batch": 0, "edge_label_index": 1, "edge_label_attr": 0}  # of any size
-AXES["graph_attr"] = 0
 ROWS = {"node": "nodes", "edge": "pairs", "graph": "graphs", "link": "pairs"}
 SIZE_OF = {"x": "nodes", "edge_index": "edges", "edge_attr": "edges", "batch": "nodes", "graph_attr": "graphs"}
 
@@ -279,7 +277,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _dynamic(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
-    return {key: {AXES[key]: torch.export.Dim.DYNAMIC} for key in inputs}
+    return {key: {1 if key.endswith("_index") else 0: torch.export.Dim.DYNAMIC} for key in inputs}
 
 
 def _pt2(network: Prepared, inputs: dict[str, Tensor], file: Path) -> Inference:

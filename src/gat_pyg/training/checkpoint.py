@@ -34,14 +34,13 @@ class SafeCheckpoints(TorchCheckpointIO):
             raise FileNotFoundError(f"There is no checkpoint {path}. Give the path of one, or leave out ckpt_path.")
         try:
             checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        except Exception as error:  # torch raises whatever the bytes of a broken file lead to
+            refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+            if refused is not None and isinstance(error, pickle.UnpicklingError):
                 raise ValueError(
                     f"{path} would run code on load: it needs {refused[1]}. No code was run. Expected tensors and "
                     "plain values, as this package's runs write them. Do not trust the file."
                 ) from error
-            raise ValueError(f"{path} {_BROKEN}") from error
-        except Exception as error:  # torch raises whatever the bytes of a broken file lead to
             raise ValueError(f"{path} {_BROKEN}") from error
         if not isinstance(checkpoint, dict) or not {"state_dict", "loops", "optimizer_states"} <= checkpoint.keys():
             raise ValueError(f"{path} is not a checkpoint of a training: expected the last.ckpt of a run.")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from torch_geometric.loader import LinkLoader
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, SamplerOutput
 from torch_geometric.utils import is_undirected
 
+from ..data.links import seeded_draws
 from ..tasks.negatives import non_links
 from ..tasks.objective import Objective
 from .shares import Late, Shares
@@ -67,13 +65,15 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
         """Draw neighbours of the nodes of this process's share of the step with these training pairs."""
         step = copy.copy(self.data)
         step.input_id = index.input_id
-        with _seeded(self.steps.seed, self.steps.epoch, int(index.input_id[0]), rank=self.data.share[0]):
+        rank, world = self.data.share
+        words = [self.steps.seed, self.steps.epoch, int(index.input_id[0])]
+        of_python, of_rank = np.random.SeedSequence(words), np.random.SeedSequence([*words, rank])
+        with seeded_draws(int(of_rank.generate_state(2)[1]), int(of_python.generate_state(1)[0])):
             step = self.objective.example(step, "train")
             pairs, y = step.edge_label_index, step.y
             src, dst = pairs if y.numel() else (index.row[:1], index.col[:1])  # no process has a graph without nodes
             out = self.sampler.sample_from_edges(EdgeSamplerInput(index.input_id, src, dst))
         ends = out.metadata[1][:, : y.size(0)]
-        rank, world = self.data.share
         ids = index.input_id if self.hides else index.input_id[rank::world]
         out.metadata = ids, ends, y, None
         return self._without_links(out, index.input_id) if self.hides else out
@@ -86,19 +86,6 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
             out.num_sampled_edges = [int(hop.sum()) for hop in visible.split(out.num_sampled_edges)]
         out.row, out.col, out.edge = out.row[visible], out.col[visible], out.edge[visible]
         return out
-
-
-@contextmanager
-def _seeded(*words: int, rank: int) -> Iterator[None]:
-    """Context manager: seed the generators of Python and, differently on each rank, of torch; restore both."""
-    state = random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
-        torch.default_generator.manual_seed(int(np.random.SeedSequence([*words, rank]).generate_state(2)[1]))
-        try:
-            yield
-        finally:
-            random.setstate(state)
 
 
 def _link_ids(edge_index: Tensor, pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, int]:

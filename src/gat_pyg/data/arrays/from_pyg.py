@@ -244,25 +244,14 @@ def from_dataset(
     else:
         parts = draw_graphs(every, val, test, None if in_time else seed, name)
         drawn = ("val", "test") if in_time else ("val", "test", "seed")
-    names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
+    names = _class_names(dataset, objective.out_channels)
     named = {id(data): place for data, place in zip(every, where, strict=True)}
     position = {id(data): number for number, data in enumerate(every)}
     numbers = {split: [position[id(data)] for data in graphs] for split, graphs in zip(SPLITS, parts, strict=True)}
-    train_graphs, val_graphs, test_graphs = parts
+    train, validation, tests = parts
+    options: dict[str, Any] = {"graph_names": named, "numbers": None if is_single else numbers}
     return Task(
-        name,
-        train_graphs,
-        val_graphs,
-        test_graphs,
-        F,
-        objective,
-        edge_dim,
-        names,
-        described,
-        count,
-        drawn,
-        named,
-        numbers=None if is_single else numbers,
+        name, train, validation, tests, F, objective, edge_dim, names, tuple(transforms), count, drawn, **options
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import warnings
 from contextlib import redirect_stdout
@@ -15,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from ...files import needs
 from ...tasks.links import LinkLabels
 from ...tasks.node_ids import node_ids
 from ...tasks.preparation import UNDIRECTED, build_transform
@@ -120,7 +120,7 @@ def _of_ogb(name: str, kind: str, example: str, items: str, root: str | Path | N
     if not name.startswith(example[:5]):
         raise ValueError(f"{name!r} is unknown: expected the name of a data set with {items}, such as {example}.")
     module, _, kind = kind.partition(".")
-    ogb, folder = _imported(f"ogb.{module}", name), data_root(root) / "ogb"
+    ogb, folder = needs(f"ogb.{module}", "ogb"), data_root(root) / "ogb"
     with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
         dataset = getattr(ogb, kind)(name, root=str(folder))
@@ -133,10 +133,3 @@ def _allowed() -> Any:
     names = [(each, f"numpy.{core}.multiarray.{each.__name__}") for each in functions for core in ("core", "_core")]
     arrays: list[Any] = [*names, np.ndarray, np.dtype, np.dtypes.Int64DType]
     return torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage, *arrays])
-
-
-def _imported(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{name} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,8 @@ FORMS = {  # other forms of JSON -> a key that shows them
     "the JSON Graph Format": "graph",
 }
 MATRICES = ("a", "network", "adj", "adjacency", "w")  # usual names of the matrix of edges, without regard to case
+IDS, GRAPHS = (("id",), ("node",), ("node_id",)), (("graph",), ("of_graph",))  # names of columns
+ENDS = ("source", "target"), ("src", "dst"), ("from", "to")
 FACEBOOK = ("status", "gender", "major", "second_major", "dorm", "year", "high_school")  # columns of local_info
 
 
@@ -192,19 +193,14 @@ class _UnreadableError(ValueError):
 def _of_graphml(path: Path, _: str | None = None) -> list[Graph]:
     """Return the graphs in a GraphML file; a file without the namespace is read too."""
     reader = needs("networkx.readwrite.graphml", "formats").GraphMLReader()
-    root = ElementTree.parse(path).getroot()
-    source: Path | io.BytesIO = path
-    if not root.tag.startswith("{"):
-        for element in root.iter():
-            element.tag = f"{{{reader.NS_GRAPHML}}}{element.tag}"
-        source = io.BytesIO(ElementTree.tostring(root))
-    for key in root.findall(f"{{{reader.NS_GRAPHML}}}key"):
+    text = re.sub(rb"<graphml(?![^>]*xmlns=)", b'<graphml xmlns="%s"' % reader.NS_GRAPHML.encode(), path.read_bytes())
+    for key in ElementTree.fromstring(text).findall(f"{{{reader.NS_GRAPHML}}}key"):
         if (kind := key.get("attr.type", "string")) not in reader.python_type:
             raise _UnreadableError(
                 f"{path}: the attribute {key.get('attr.name')} is of type {kind}, expected boolean, int, long, float, "
                 "double or string. Save it as one of these, a vector as an attribute for each of its elements."
             )
-    graphs = [_of_networkx(graph, path.name) for graph in reader(path=source)]
+    graphs = [_of_networkx(graph, path.name) for graph in reader(string=text)]
     if not graphs:
         raise _UnreadableError(f"{path} has no graph, expected graphml with a graph in it.")
     return graphs
@@ -220,7 +216,7 @@ def _of_networkx(graph: Any, name: str) -> Graph:
     default = graph.graph.get("node_default", {}), graph.graph.get("edge_default", {})  # of GraphML
     attributes = [default[0] | values for _, values in nodes]
     of_edges = [default[1] | values for _, _, values in edges]
-    id, src, dst = _free(attributes, ("id", "node", "node_id")), *_free_ends(of_edges)
+    (id,), (src, dst) = _free(attributes, IDS), _free(of_edges, ENDS)
     return Graph(
         [{id: node} | values for (node, _), values in zip(nodes, attributes, strict=True)],
         [{src: u, dst: v} | values for (u, v, _), values in zip(edges, of_edges, strict=True)],
@@ -287,7 +283,7 @@ def _tables(graphs: Sequence[Graph], name: str, of_many: bool = False) -> GraphT
             raise ValueError(f"{'; '.join(forms)}. Save all graphs in the same form.")
     rows = [[graph.nodes for graph in graphs], [graph.edges for graph in graphs]]
     of_graphs: list[dict[str, Any]] = [dict(graph.attributes) for graph in graphs]
-    column = _free([*chain(*chain(*rows)), *of_graphs], ("graph", "of_graph")) if of_many else ""
+    (column,) = _free([*chain(*chain(*rows)), *of_graphs], GRAPHS) if of_many else ("",)
     keys = [{column: key} if of_many else {} for key in _names(graphs)]
     rows = [[[key | row for row in part] for key, part in zip(keys, parts, strict=True)] for parts in rows]
     nodes, edges = (pd.DataFrame([*chain(*parts)]) for parts in rows)
@@ -313,16 +309,10 @@ def _names(graphs: Sequence[Graph]) -> Sequence[Any]:
     return next((names for names in listed if len({*names}) == len(names) and all(names)), range(len(graphs)))
 
 
-def _free(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return the first of some names that is no attribute."""
+def _free(rows: Iterable[Mapping[str, Any]], options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the first of some tuples of names that are no attributes."""
     used = {str(key) for row in rows for key in row}
-    return next((name for name in names if name not in used), f"{names[0]}_")
-
-
-def _free_ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    used = {str(key) for row in rows for key in row}
-    pairs = (("source", "target"), ("src", "dst"), ("from", "to"))
-    return next((pair for pair in pairs if used.isdisjoint(pair)), ("source_", "target_"))
+    return next((names for names in options if used.isdisjoint(names)), tuple(f"{name}_" for name in options[0]))
 
 
 def _of_gml(path: Path, _: str | None = None) -> list[Graph]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...files import needs
+
 
 @torch.no_grad()
 def fit_logistic(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
@@ -28,13 +30,8 @@ def fit_logistic(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
         >>> lin(torch.eye(2)).argmax(1)
         tensor([2, 0])
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise ImportError(
-            "this method needs scikit-learn's logistic regression. Run: python -m pip install 'gat_pyg[baselines]'."
-        ) from error
-    model = LogisticRegression(C=strength, max_iter=1000).fit(*(each.cpu().clone().numpy() for each in (x, y)))
+    model = needs("sklearn.linear_model", "baselines").LogisticRegression(C=strength, max_iter=1000)
+    model.fit(*(each.cpu().clone().numpy() for each in (x, y)))
     weight, bias = (torch.from_numpy(value).to(lin.weight) for value in (model.coef_, model.intercept_))
     if len(bias) == 1:  # with two classes, the log odds of the second
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2

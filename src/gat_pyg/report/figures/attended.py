@@ -17,7 +17,6 @@ from ...graph.layers import arguments, is_reversed
 from ...models.attention import attention_layers, attention_of
 from ...tasks.model import members
 
-EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class
 _COLOURS = (
     # Paul Tol's, which are distinguishable with colour blindness, without grey, the colour of edges

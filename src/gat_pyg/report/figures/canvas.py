@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from .attended import EXTRA
+from ...files import needs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,11 +130,8 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         ImportError: if Matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"figures need Matplotlib: {EXTRA}") from error
-    return Figure((width, height), 200, layout="constrained")
+    figure: Figure = needs("matplotlib.figure", "report").Figure((width, height), 200, layout="constrained")
+    return figure
 
 
 def written(figure: Figure, path: str | Path | None, caption: str, margin: float = 0.0) -> Figure:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .attended import EXTRA
+from ...files import needs
 
 _LARGE = 500  # nodes; above, Kamada-Kawai takes seconds
 
@@ -50,17 +50,13 @@ def tsne(features: Tensor, seed: int = 0) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError(f"the positions of the nodes need scikit-learn: {EXTRA}") from error
+    decomposition, manifold = needs("sklearn.decomposition", "report"), needs("sklearn.manifold", "report")
     x = np.frombuffer(content, np.float32).reshape(N, F)
     if min(N, F) > 50:
-        x = PCA(50, random_state=seed).fit_transform(x)
+        x = decomposition.PCA(50, random_state=seed).fit_transform(x)
     start = "pca" if F > 1 and x.std() > 0 else "random"
     coarse = {"angle": 0.8, "max_iter": 500} if N > 5000 else {}
-    method = TSNE(perplexity=min(30.0, (N - 1) / 3), init=start, random_state=seed, **coarse)
+    method = manifold.TSNE(perplexity=min(30.0, (N - 1) / 3), init=start, random_state=seed, **coarse)
     positions: np.ndarray = method.fit_transform(x)
     return positions
 
