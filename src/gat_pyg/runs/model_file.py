@@ -22,7 +22,7 @@ from ..settings.hashing import MODEL
 from ..tasks.objective import Objective
 from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation
-from ..training.differing import differing
+from ..training.checkpoint import differing
 
 LARGEST = 10_000  # the largest argument of a model with fewer parameters than this
 REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # packages whose classes `load` builds

@@ -252,7 +252,8 @@ def table(
         columns.append((name, [classes[k] for k in mean.argmax(1).tolist()]))
         if calibration is not None:
             chosen, mean = calibration.sets(mean, level), calibration.probabilities(mean)
-            best = [[k for k in order if row[k]] for order, row in zip(_order(mean), chosen.tolist(), strict=True)]
+            order = mean.argsort(1, descending=True).tolist()
+            best = [[k for k in its if row[k]] for its, row in zip(order, chosen.tolist(), strict=True)]
             columns.append((f"{name}_set", [" | ".join(str(classes[k]) for k in its) for its in best]))
     columns += zip(names, mean.cpu().numpy().T, strict=True)
     if calibration is not None and objective.column != "class":
@@ -289,11 +290,6 @@ def _kept(rows: Selected, keep: Sequence[str]) -> Any:
                 f"keep has {name}, expected columns of the table: {', '.join(map(str, rows.table.columns))}."
             )
     return rows.table
-
-
-def _order(values: Tensor) -> list[list[int]]:
-    order: list[list[int]] = values.argsort(1, descending=True).tolist()
-    return order
 
 
 def writer(out: str | Path) -> Callable[[Any], None]:

@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader as Loader
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import LinkLoader, NodeLoader
+from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB
 
@@ -42,16 +42,8 @@ class Loading:
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def train(self, trainer: Trainer | None) -> Any:
-        """Return the batches of the training; there is no trainer outside of a fit."""
-        raise NotImplementedError
-
-    def val(self, trainer: Trainer | None) -> Any:
-        """Return the batches of the validation."""
-        return self.test(trainer)
-
-    def test(self, trainer: Trainer | None) -> Any:
-        """Return the batches of the test."""
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return the batches of a split; there is no trainer outside of a fit."""
         raise NotImplementedError
 
 
@@ -63,8 +55,10 @@ class ManyGraphs(Loading):
         self.batch_size, self.seed = batch_size, seed
         self._batches: dict[tuple[Any, ...], Batch] = {}  # batches of graphs that share edges, by size
 
-    def train(self, trainer: Trainer | None) -> Loader[Any]:
-        """Return this process's share of the graphs of each step, in an order determined by seed and epoch."""
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return this process's share of the graphs; in training, in an order determined by seed and epoch."""
+        if split != "train":
+            return self._in_order(self.task.val if split == "val" else self.task.test, trainer)
         sampler = _shares("graph", self.task.train, self.batch_size, trainer, self.seed)
         graphs = [*self.task.train, _padding_graph(self.task.train[0], self.task.objective)]
         # its own generator: the loader's draws must not change the epoch's dropout
@@ -76,15 +70,7 @@ class ManyGraphs(Loading):
             generator=torch.Generator(),
         )
 
-    def val(self, trainer: Trainer | None) -> Batches:
-        """Return this process's validation graphs."""
-        return self._share(self.task.val, trainer)
-
-    def test(self, trainer: Trainer | None) -> Batches:
-        """Return this process's test graphs."""
-        return self._share(self.task.test, trainer)
-
-    def _share(self, graphs: list[Data], trainer: Trainer | None) -> Batches:
+    def _in_order(self, graphs: list[Data], trainer: Trainer | None) -> Batches:
         rank, world = _place(trainer)
         share = graphs[rank::world]
         if len(share) < -(-len(graphs) // world):  # all need the same number of batches: a forward may communicate
@@ -125,11 +111,7 @@ class WholeGraph(Loading):
         self._whole = Batches([data])
         self._part: Batches | None = None
 
-    def train(self, trainer: Trainer | None) -> Any:
-        """Return the graph, or this process's part of it."""
-        return self.test(trainer)
-
-    def test(self, trainer: Trainer | None) -> Batches:
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
         """Return the graph, or this process's part of it."""
         if trainer is None or not is_divided(trainer):
             return self._whole
@@ -151,9 +133,12 @@ class LabelledPairs(WholeGraph):
         super().__init__(task, sparse)
         self.num_links, self.seed = num_links, seed
 
-    def train(self, trainer: Trainer | None) -> Loader[Any]:
-        """Return the graph with the labelled pairs of each step as `input_id`, and this process's `share`."""
-        (graph,) = self.test(trainer)
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return the graph; in training, with the labelled pairs of each step as `input_id`, and the own `share`."""
+        whole = super().batches(split, trainer)
+        if split != "train":
+            return whole
+        (graph,) = whole
         if trainer is not None:  # once, not in each step
             graph = moved(graph, trainer, trainer.strategy.root_device)
 
@@ -181,7 +166,7 @@ class Subgraphs(Loading):
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self._drawer: TorchSampler | None = None
 
-    def test(self, trainer: Trainer | None) -> Batches:
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
         """Return a loader of all nodes with all neighbours, in batches of about as many nodes as a training step."""
         return Batches([NodeLoader(_graph_of(self.task), self._sampler([-1]), batch_size=self._nodes_per_step())])
 
@@ -203,16 +188,10 @@ class SeedNodes(Subgraphs):
         super().__init__(task, batch_size, seed, num_workers)
         self.num_neighbors = num_neighbors
 
-    def train(self, trainer: Trainer | None) -> Any:
-        """Return batches of this process's seed nodes."""
-        return self._seeds("train", trainer)
-
-    def val(self, trainer: Trainer | None) -> Any:
-        """Return batches of this process's seed nodes."""
-        return self._seeds("val", trainer)
-
-    def _seeds(self, split: Split, trainer: Trainer | None) -> NodeLoader:
-        """Return batches of this process's seed nodes, in an order determined by seed and epoch."""
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return batches of this process's seed nodes, in an order determined by seed and epoch; all for the test."""
+        if split == "test":
+            return super().batches(split, trainer)
         rank, world = _place(trainer)
         if self.batch_size % world:
             raise ValueError(
@@ -240,8 +219,10 @@ class SeedPairs(SeedNodes):
     The validation uses the whole graph: the score of links needs all pairs of a split.
     """
 
-    def train(self, trainer: Trainer | None) -> LinkLoader:
-        """Return this process's labelled pairs of each step with neighbours of their nodes."""
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return this process's labelled pairs of each training step with neighbours of their nodes, or all nodes."""
+        if split != "train":
+            return super().batches("test", trainer)
         graph, steps = self.task.train[0], _steps(self.task, self.batch_size, self.seed)
         features = graph.edge_label_attr[graph.train_mask] if "edge_label_attr" in graph else None
         return PairLoader(
@@ -254,10 +235,6 @@ class SeedPairs(SeedNodes):
             num_workers=self.num_workers,
             generator=torch.Generator(),
         )
-
-    def val(self, trainer: Trainer | None) -> Batches:
-        """Return a loader of all nodes."""
-        return self.test(trainer)
 
 
 class Parts(Subgraphs):
@@ -273,8 +250,10 @@ class Parts(Subgraphs):
         data = self.task.train[0]
         return partition(data.edge_index, data.x.size(0), self.num_parts)
 
-    def train(self, trainer: Trainer | None) -> Cut:
-        """Return batches of this process's parts, in an order determined by seed and epoch."""
+    def batches(self, split: Split, trainer: Trainer | None) -> Any:
+        """Return batches of this process's parts, in an order determined by seed and epoch; for training only."""
+        if split != "train":
+            return super().batches(split, trainer)
         share = _shares("part", range(self.num_parts), self.batch_size, trainer, self.seed)
         return Cut(
             list(range(self.num_parts + 1)),  # the last part is empty, for padding

@@ -74,19 +74,19 @@ class TaskData(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Return the one graph, batches of its seed nodes, its parts or its pairs, or of shuffled graphs."""
-        return self.loading.train(self.trainer)
+        return self.loading.batches("train", self.trainer)
 
     def val_dataloader(self) -> Any:
         """Return the one graph, batches of seed nodes or of all nodes, or this process's validation graphs."""
-        return self.loading.val(self.trainer)
+        return self.loading.batches("val", self.trainer)
 
     def test_dataloader(self) -> Any:
         """Return the one graph, a loader of all its nodes as the only batch, or this process's test graphs."""
-        return self.loading.test(self.trainer)
+        return self.loading.batches("test", self.trainer)
 
     def predict_dataloader(self) -> Any:
         """Return the batches of the test, for `trainer.predict`."""
-        return self.loading.test(self.trainer)
+        return self.loading.batches("test", self.trainer)
 
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
         """Move a batch to the device, in the trainer's precision if it is not float32, as in "64-true"."""

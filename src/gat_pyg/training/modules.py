@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from ..graph.remembered import ids_state
 from ..graph.subgraph import mask_to_index, receptive_field
@@ -21,8 +22,8 @@ from ..tasks.model import Inputs, is_compiled, members
 from ..tasks.objective import Objective, Split
 from .averaging import Average
 from .batching import is_drawn
+from .checkpoint import differing
 from .cuda_graphs import CudaGraphs, Step
-from .differing import differing
 from .epoch_seeds import key_of, seed_draws
 from .optimisation import Optimisation, Schedule
 from .resume import check_states
@@ -244,19 +245,12 @@ class Supervised(LightningModule):
         """Return the statistics of some splits since the last call, over all processes: lists of sums, or all rows."""
         parts = {split: self._sums.pop(split) for split in splits if split in self._sums}
         if self._shared():
-            reduce = self.trainer.strategy.reduce
+            reduce, pool = self.trainer.strategy.reduce, self.objective.pool
             parts = {
-                split: reduce(values, reduce_op="sum") if self._summed(split) else self._gathered(values)
+                split: reduce(values, reduce_op="sum") if self._summed(split) else pool(gather_all_tensors(values))
                 for split, values in parts.items()
             }
         return {split: values.tolist() if self._summed(split) else values.cpu() for split, values in parts.items()}
-
-    def _gathered(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes; their number may differ between processes."""
-        all_gather = self.trainer.strategy.all_gather
-        sizes = all_gather(torch.tensor(rows.size(0), device=rows.device)).tolist()
-        padded = nn.functional.pad(rows, (0, 0, 0, max(sizes) - rows.size(0)))
-        return self.objective.pool([part[:size] for part, size in zip(all_gather(padded), sizes, strict=True)])
 
 
 class Transductive(Supervised):

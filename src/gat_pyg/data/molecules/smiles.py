@@ -20,7 +20,7 @@ from ..arrays.from_pyg import from_dataset
 from ..reader import Reader, Rows, name_of_file
 from ..splits import check_classes, masks_by_group
 from ..tables.columns import Column, number
-from ..tables.files import check_columns, file_of, named, read_table, where
+from ..tables.files import check_columns, file_of, named, path_of, read_table, where
 from ..tables.graph import presented
 from ..tables.split_columns import masks_of_rows, warn_of_splits
 from ..tables.targets import Targets
@@ -105,7 +105,7 @@ def smiles(
     targets = _target_columns(frame, target, smiles)
     goal = None if task is None else task.removeprefix("graph_")
     labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
-    source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
+    source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": path_of(path), "smiles": smiles}
     source |= {"missing": missing} if missing else {}
     source |= {"split": column} if column is not None else {}
     source |= {"descriptors": len(frame) <= FEW if descriptors is None else descriptors}
@@ -186,13 +186,6 @@ def _table(data: Any) -> Any:
     if data is None:
         raise ValueError("The run was trained on a frame. Give the molecules: the path of a table, or a frame.")
     return named(data, "smiles") if hasattr(data, "columns") else read_table(data)
-
-
-def _path(path: Any) -> Any:
-    """Return the paths of tables as plain data, None for a frame."""
-    if hasattr(path, "columns"):
-        return None
-    return str(path) if isinstance(path, (str, Path)) else [str(file) for file in path]
 
 
 def _smiles_column(frame: Any, column: str | None) -> str:

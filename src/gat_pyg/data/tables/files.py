@@ -43,6 +43,19 @@ def frame_of(table: Any, name: str, missing: Sequence[str] = ()) -> Any:
     return table
 
 
+def are_several(tables: Any) -> bool:
+    """Return True for a list of tables."""
+    return isinstance(tables, Sequence) and not isinstance(tables, str)
+
+
+def path_of(table: Any) -> Any:
+    """Return the path or the paths of a table as plain data; None for a frame."""
+    if isinstance(table, (str, Path)):
+        return str(table)
+    are_paths = are_several(table) and len(table) > 0 and all(isinstance(path, (str, Path)) for path in table)
+    return [str(path) for path in table] if are_paths else None
+
+
 def read_table(path: str | Path | Sequence[str | Path]) -> Any:
     """Return a table as a pandas frame, whose index has the numbers of its rows; that of several files in one.
 

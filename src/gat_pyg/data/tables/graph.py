@@ -16,7 +16,7 @@ from torch_geometric.utils import coalesce
 from ...files import needs
 from ...tasks.node_ids import node_ids
 from .features import Features
-from .files import check_columns, file_of, frame_of, refuse, shown, where
+from .files import are_several, check_columns, file_of, frame_of, refuse, shown, where
 from .programs import graph_tables, is_graph
 from .roles import Roles, are_of_one_kind, choose_ends, id_column
 
@@ -138,11 +138,6 @@ def read_tables(nodes: Any, edges: Any, roles: Roles, used: Collection[Any] = ()
         place = file_of(nodes)
     nodes.attrs["id"] = roles.id
     return Tables(nodes, edges, roles, sides, pair, numbered(pair, sides, LEARNT if roles.ids else place), order)
-
-
-def are_several(tables: Any) -> bool:
-    """Return True for a list of tables."""
-    return isinstance(tables, Sequence) and not isinstance(tables, str)
 
 
 def _read_nodes(frame: Any, ends: list[tuple[Any, str]], learnt: list[str] | None, roles: Roles) -> _Kind:

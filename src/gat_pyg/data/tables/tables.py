@@ -20,8 +20,8 @@ from ..links import divided_links, link_task
 from ..reader import name_of_file
 from ..splits import check_classes, draw_masks
 from .features import Features
-from .files import check_columns, file_of
-from .graph import DEGREES, Tables, are_several, read_tables, rows_graph, with_messages
+from .files import check_columns, file_of, path_of
+from .graph import DEGREES, Tables, read_tables, rows_graph, with_messages
 from .many import divided, drawn_masks, read_graphs
 from .programs import are_graphs
 from .roles import Roles, are_of_one_kind, have_no_direction, warn_of_header
@@ -137,7 +137,7 @@ def tables(
     warn_of_header(of.edges, [roles.src, roles.dst])
     if of.nodes is not None and not roles.are_two:
         warn_of_header(of.nodes, [roles.id])
-    paths = {"nodes": _path(nodes), "edges": _path(edges)} | ({"graphs": _path(graphs)} if are_many else {})
+    paths = {"nodes": path_of(nodes), "edges": path_of(edges)} | ({"graphs": path_of(graphs)} if are_many else {})
     name = name or name_of_file(paths["nodes"] or paths["edges"] or "tables")
     targets, ignore, categories = (_names(names, of) for names in (target, ignore, categories))
     check_columns([of.graphs, of.nodes, of.edges], [*ignore, *categories])
@@ -327,11 +327,3 @@ def _names(names: Any, of: Tables) -> list[str]:
     columns = [column for frame in (of.nodes, of.edges, of.graphs) if frame is not None for column in frame.columns]
     parts = {name: [column for column in columns if column.startswith(f"{name}.")] for name in listed}
     return [part for name in listed for part in ([name] if name in columns else parts[name] or [name])]
-
-
-def _path(table: Any) -> Any:
-    """Return the path or the paths of a table as plain data; None for a frame."""
-    if isinstance(table, (str, Path)):
-        return str(table)
-    are_paths = are_several(table) and len(table) > 0 and all(isinstance(path, (str, Path)) for path in table)
-    return [str(path) for path in table] if are_paths else None

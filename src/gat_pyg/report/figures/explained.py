@@ -61,6 +61,8 @@ def explanation_figure(
     features = explained.features.head(_FEATURES)
     shown = _strongest(explained)
     nodes, position, molecule = _placed(explained, shown)
+    ends = torch.searchsorted(nodes, explained.ends[:, shown])
+    position = centred(position, ends)
     inches = (BOND * (np.ptp(position, axis=0) + 2 * MARGIN) / 72).clip(1.0, _LARGEST)
     if axes is None:
         inches = inches * (width or _WIDTH) / _WIDTH
@@ -70,7 +72,6 @@ def explanation_figure(
         names = [*kinds, "features"] if len(features) or not kinds else kinds
         canvas = Canvas(len(names), _LARGEST, axes, width, each="kind of explanation, then for the features")
         figure, panels = canvas.figure, dict(zip(names, canvas.panels, strict=True))
-    ends = torch.searchsorted(nodes, explained.ends[:, shown])
     texts = [shortened(explained.names[node], _LONGEST) for node in nodes.tolist()]
     for kind in kinds:
         values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
@@ -80,9 +81,8 @@ def explanation_figure(
         draw(panel, graph, texts, _colours(values), size)
         if molecule is None:
             at = [int(torch.searchsorted(nodes, node)) for node in sorted({*explained.nodes})]
-            panel.scatter(
-                position[at, 0], position[at, 1], s=_RING, color=ink(), linewidths=0, zorder=1.5
-            )  # behind the nodes
+            at_x, at_y = position[at].T
+            panel.scatter(at_x, at_y, s=_RING, color=ink(), linewidths=0, zorder=1.5)  # behind the nodes
         row = explained.faithfulness.set_index("kind").loc[kind]
         panel.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize="medium")
     if len(features):
@@ -127,7 +127,7 @@ def _strongest(explained: Explained) -> Tensor:
 
 
 def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any, Any]:
-    """Return the nodes that are drawn, sorted, their positions `[n, 2]` in lengths of an edge, and the molecule.
+    """Return the nodes that are drawn, sorted, their positions `[n, 2]`, and the molecule.
 
     The molecule is None for another graph, and if only some of its bonds are drawn.
     """
@@ -140,7 +140,7 @@ def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any, Any]:
         position = graph_layout(Data(edge_index=ends, num_nodes=len(nodes)), None)
     else:  # a graph without edges
         position = np.zeros((1, 2))
-    return nodes, centred(position, torch.searchsorted(nodes, explained.ends[:, shown])), molecule
+    return nodes, position, molecule
 
 
 def _ordered(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
