@@ -18,8 +18,9 @@ from gat_pyg.models import GAT, LinkScores
 from gat_pyg.sweeps.messages import sizes
 from gat_pyg.tasks import negatives
 from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.tasks.metrics import RANKED
 from gat_pyg.tasks.negatives import NonLinks, two_sides
-from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
+from gat_pyg.tasks.ranking import hits, mrr
 from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
 from tests.training.loaders import pytestmark, trainer  # noqa: F401 (marks of this file)
 
@@ -34,9 +35,9 @@ def scores(seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(21))
 def test_scores_of_random_rankings_are_those_of_scikit_learn_and_of_brute_force(seed: int) -> None:
     pos, neg = scores(seed)
-    y = [1] * len(pos) + [0] * len(neg)
-    assert roc_auc(pos, neg) == pytest.approx(roc_auc_score(y, torch.cat([pos, neg])), abs=1e-6)
-    assert average_precision(pos, neg) == pytest.approx(average_precision_score(y, torch.cat([pos, neg])), abs=1e-6)
+    out, y = torch.cat([pos, neg]), torch.tensor([1] * len(pos) + [0] * len(neg))
+    assert RANKED["roc_auc"](out, y) == pytest.approx(roc_auc_score(y, out), abs=1e-6)
+    assert RANKED["average_precision"](out, y) == pytest.approx(average_precision_score(y, out), abs=1e-6)
 
     for k in (1, 3, 20):  # OGB: above the k-th negative; 1 if there are fewer
         bar = sorted(neg.tolist(), reverse=True)[k - 1] if len(neg) >= k else float("-inf")

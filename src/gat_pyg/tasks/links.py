@@ -13,10 +13,10 @@ from torch_geometric.data import Data
 
 from .edges import OfEdges, check_pairs
 from .losses import Binary
-from .metrics import METRICS, RANKED_LINKS, Metric
+from .metrics import METRICS, RANKED, RANKED_LINKS, Metric
 from .negatives import NEGATIVES, non_links, sides_of
 from .objective import MASKS, Objective, Split, widest
-from .ranking import average_precision, hits, mrr, roc_auc
+from .ranking import hits, mrr
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,9 @@ class LinkLabels(OfEdges, Binary):
     def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
         if not bool(out.isfinite().all()):
             return dict.fromkeys(self.measures, float("nan"))
+        scores = {name: measure(out, y) for name, measure in RANKED.items()}
         pos, neg = out.detach()[y == 1], out.detach()[y == 0]
-        ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
-        precision = average_precision(pos, neg)
-        return {"roc_auc": roc_auc(pos, neg), "average_precision": precision, "mrr": mrr(pos, neg), **ranked}
+        return scores | {"mrr": mrr(pos, neg)} | {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
 
 
 def _keys(data: Data, pairs: Tensor) -> Tensor:

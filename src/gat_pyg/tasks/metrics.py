@@ -100,7 +100,7 @@ def _ranked(function: str, out: Tensor, y: Tensor) -> float:
     if y.min() == y.max() or out.isnan().any():
         return float("nan")
     _, ranks = out.unique(return_inverse=True)  # torchmetrics applies a sigmoid to logits, which may make them equal
-    return float(getattr(classification, function)(ranks / out.numel(), y.long(), validate_args=False))
+    return float(getattr(classification, function)(ranks.double() / out.numel(), y.long(), validate_args=False))
 
 
 def _binary_f1(out: Tensor, y: Tensor) -> float:
@@ -129,7 +129,7 @@ def _r2(out: Tensor, y: Tensor) -> float:
 
 # The metrics that fit each form of labels, by name; None if the score follows from sums that an objective adds up ----
 
-_RANKED = {
+RANKED: Mapping[str, Measure] = {  # of one column, which may be links
     "roc_auc": partial(_ranked, "binary_auroc"),
     "average_precision": partial(_ranked, "binary_average_precision"),
 }
@@ -138,12 +138,12 @@ ONE_LABEL: Mapping[str, Measure | None] = {
     "balanced_accuracy": _balanced_accuracy,
     "micro_f1": partial(_f1, average="micro"),
     "macro_f1": partial(_f1, average="macro"),
-    **{name: partial(_per_class, measure) for name, measure in _RANKED.items()},
+    **{name: partial(_per_class, measure) for name, measure in RANKED.items()},
 }
 MANY_LABELS: Mapping[str, Measure | None] = {
     "micro_f1": None,
     "macro_f1": partial(_per_column, _binary_f1),
-    **{name: partial(_per_column, measure) for name, measure in _RANKED.items()},
+    **{name: partial(_per_column, measure) for name, measure in RANKED.items()},
 }
 QUANTITIES: Mapping[str, Measure | None] = {
     name: partial(_per_column, measure)
