@@ -16,7 +16,6 @@ from .losses import Binary
 from .metrics import METRICS, RANKED, RANKED_LINKS, Metric
 from .negatives import NEGATIVES, non_links, sides_of
 from .objective import MASKS, Objective, Split, widest
-from .ranking import hits, mrr
 
 
 @dataclass(frozen=True)
@@ -180,6 +179,32 @@ class LinkLabels(OfEdges, Binary):
         scores = {name: measure(out, y) for name, measure in RANKED.items()}
         pos, neg = out.detach()[y == 1], out.detach()[y == 0]
         return scores | {"mrr": mrr(pos, neg)} | {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
+
+
+def hits(pos: Tensor, neg: Tensor, k: int) -> float:
+    """Return Hits@K, the share of the positive links `[P]` above the k-th of the negative ones `[M]`; 1 if M < k.
+
+    Example:
+        >>> hits(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0, 0.0]), k=2)  # a tie is no hit
+        0.5
+    """
+    if neg.numel() < k:
+        return 1.0
+    return float((pos > neg.topk(k).values[-1]).double().mean())
+
+
+def mrr(pos: Tensor, neg: Tensor) -> float:
+    """Return MRR, the mean of 1 / rank of the positive links `[P]`, each among all negative ones `[M]`.
+
+    A tie counts half: the rank is the mean of the best and the worst possible.
+
+    Example:
+        >>> mrr(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0]))  # ranks 1 and 2.5
+        0.7
+    """
+    neg = neg.sort().values
+    above, at_least = (len(neg) - torch.searchsorted(neg, pos, right=right) for right in (True, False))
+    return float((1 / (1 + (above + at_least).double() / 2)).mean())
 
 
 def _keys(data: Data, pairs: Tensor) -> Tensor:
