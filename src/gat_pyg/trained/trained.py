@@ -150,9 +150,9 @@ class Trained:
                 if data is None:
                     index = torch.arange(len(own.y))
                 else:
-                    rows_of = {name: row for row, name in enumerate(self.node_ids or ())}
+                    rows_of = {str(name): row for row, name in enumerate(self.node_ids or ())}
                     ids: Sequence[Any] = next(iter(rows.ids.values()), range(num_nodes(graph)))
-                    index = torch.tensor([rows_of.get(name, -1) for name in ids])
+                    index = torch.tensor([rows_of.get(str(name), -1) for name in ids])
                 known = (index >= 0) & own.train_mask[index]
                 bare.y = own.y[index]
                 bare.y[~known] = self.objective.unknown(bare.y[~known])
