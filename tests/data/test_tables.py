@@ -302,6 +302,8 @@ def test_users_and_items_have_tables_of_their_own():
     assert torch.equal(*later)
     churn = tables([users.assign(churn=["yes", "no"] * 10), items], ratings(), "user.churn", bipartite=True)
     assert int((churn.train[0].y >= 0).sum()) == 20
+    named = read_rows(stored(churn), [users, items, ratings()]).ids["id"]
+    assert [named[row] for row in (3, 23)] == ["user 3", "item 3"]
 
 
 def test_links_of_the_future_are_neither_messages_nor_training_links():
@@ -415,6 +417,9 @@ def test_messages_of_later_tables(files: tuple[Path, Path]):
         read_rows(preparation, {"nodes": nodes.drop(columns="city"), "edges": payments(nodes)})
     with pytest.raises(ValueError, match="There is no column from_account"):
         read_rows(preparation, payments(nodes).rename(columns={"from_account": "x"}))
+    for kind, table in (("nodes", files[0]), ("edges", files[1])):
+        with pytest.raises(ValueError, match=f"{table.name} is a second table of {kind}, expected one"):
+            read_rows(preparation, [*files, table])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from ..data.arrays.series import is_series
 from ..data.reader import Rows
+from ..data.tables.files import check_columns
 from ..data.tables.programs import is_graph
 from ..files import needs, write_whole
 from ..tasks.node_ids import num_nodes
@@ -262,8 +263,10 @@ def table(
     if len(values) > 1:
         columns += zip((f"{name}_std" for name in names), values.std(0).cpu().numpy().T, strict=True)
     keep = [name for name in keep if name not in rows.ids]
-    kept = _kept(rows, keep)
-    columns = [*rows.ids.items(), *((name, kept[name].iloc[rows.numbers].to_numpy()) for name in keep), *columns]
+    if keep and rows.table is None:
+        raise ValueError(f"keep is {', '.join(keep)}, but the rows are of no table: only tables have such columns.")
+    check_columns([rows.table], keep)
+    columns = [*rows.ids.items(), *((name, rows.table[name].iloc[rows.numbers].to_numpy()) for name in keep), *columns]
     every = [name for name, _ in columns]
     if again := [name for name in every if every.count(name) > 1]:
         raise ValueError(
@@ -274,22 +277,10 @@ def table(
     if not rows.left_out:
         return frame
     out = [*rows.left_out]
-    shown = {name: rows.table[name] for name in rows.ids if name in rows.table} | {name: kept[name] for name in keep}
-    others = pd.DataFrame({"row": out, **{name: column.iloc[out].to_numpy() for name, column in shown.items()}})
+    shown = [name for name in (*rows.ids, *keep) if name in rows.table]
+    others = pd.DataFrame({"row": out, **{name: rows.table[name].iloc[out].to_numpy() for name in shown}})
     others["left_out"] = [*rows.left_out.values()]
     return pd.concat([frame.set_axis(rows.numbers), others.set_axis(out)]).sort_index().reset_index(drop=True)
-
-
-def _kept(rows: Selected, keep: Sequence[str]) -> Any:
-    """Return the user's table, which has the columns `keep`."""
-    if keep and rows.table is None:
-        raise ValueError(f"keep is {', '.join(keep)}, but the rows are of no table: only tables have such columns.")
-    for name in keep:
-        if name not in rows.table.columns:
-            raise ValueError(
-                f"keep has {name}, expected columns of the table: {', '.join(map(str, rows.table.columns))}."
-            )
-    return rows.table
 
 
 def writer(out: str | Path) -> Callable[[Any], None]:

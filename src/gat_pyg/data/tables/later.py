@@ -58,7 +58,11 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
         y = Targets(target["names"], target["classes"])(frame)
         (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
     numbers = None if order is None or item not in frames else order.tolist()
-    return Rows([graph], of.names(item), frames.get(item, frame), numbers)
+    ids: Mapping[str, Any] = of.names(item)
+    if target is not None and of.roles.are_two and item == "node":  # of either kind, some may have the same id
+        kinds = zip(of.ends, of.sides, strict=True)
+        ids = {str(of.roles.id): [f"{end.name} {id}" for end, side in kinds for id in side]}
+    return Rows([graph], {**ids}, frames.get(item, frame), numbers)
 
 
 def _rows_of_graphs(source: Mapping[str, Any], data: Any) -> Rows:
@@ -110,7 +114,10 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> tuple[dict[str, Any], dict
         if kind == "node" and (kind in tables or source["id"] not in frame.columns):
             shared = [len({*frame.columns} & {*source["columns"].get(item, ())}) for item in ("node", "edge")]
             is_of_nodes = source["id"] is not None and shared[0] + (kind not in tables) > shared[1]
-            raise missing_column([frame], source["id"] if is_of_nodes else source["src"])
+            wanted, kind = (source["id"], "nodes") if is_of_nodes else (source["src"], "edges")
+            if wanted in frame.columns:
+                raise ValueError(f"{file_of(frame)} is a second table of {kind}, expected one. Leave one of them out.")
+            raise missing_column([frame], wanted)
         tables[kind] = frame
         if hasattr(table, "columns"):
             selected[kind] = table
