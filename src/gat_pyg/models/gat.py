@@ -45,8 +45,8 @@ class GAT(nn.Module):
     torch.sparse CSR matrix. Dropout then acts on the non-zeros, which is equivalent, and nothing becomes dense.
 
     Beyond the paper, by the names of PyG's models, but with C per head: a hidden layer has H C features, so PyG's
-    `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3)`. `conv` is the layer,
-    and `Block` describes what surrounds it: `norm`, skip connection, `act` and a feed-forward part. With `jk` or
+    `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3, act="relu")`, with
+    `input_dropout=0.0` in training. `conv` is the layer, and `Block` describes what surrounds it: `norm`, skip connection, `act` and a feed-forward part. With `jk` or
     `head_layers`, all layers are hidden ones, and a linear map or a perceptron of their outputs, combined as in Xu et
     al. (ICML 2018), is the network's.
 
