@@ -23,6 +23,7 @@ from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.paper.authors import AUTHORS, AuthorsConv
+from gat_pyg.tasks.model import Inputs
 from gat_pyg.training import TorchSampler
 from tests.graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from tests.laws import assert_close
@@ -216,6 +217,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     **{
         f"norms of {conv}": {"conv": conv, "norm": "layer", "residual": "identity"} for conv in ("gatv2", "transformer")
     },
+    "no activation": {"act": None, "norm": "layer", **FORM},
     **{f"blocks of {conv}": {"conv": conv, "norm": "layer", **BLOCKS} for conv in ("gat", "gatv2", "transformer")},
     "transformer's blocks": {"conv": "transformer", "norm": "graph", "residual": "identity", **BLOCKS},
 }
@@ -398,6 +400,18 @@ class OfData(nn.Module):
         return self.inner(data.x, data.edge_index, torch.zeros_like(data.x[:, 0], dtype=torch.long))
 
 
+class OfEdges(nn.Module):
+    """A model that reads edge features, by which its layer does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.lin = gat_pyg.GATConv(16, 3), nn.Linear(2, 16)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        assert edge_attr is not None
+        return self.conv(x.index_add(0, edge_index[1], self.lin(edge_attr)), edge_index)
+
+
 class OtherNames(nn.Module):
     """A model whose arguments have names of their own."""
 
@@ -411,11 +425,12 @@ class OtherNames(nn.Module):
 
 def test_attention_of_any_model_leaves_it_as_it_was() -> None:
     data = data_of(RANDOM).update({"edge_attr": torch.randn(RANDOM.index.size(1), 2)})
-    models = [Asking(), OfData(), Batched(), OtherNames(), pyg.GAT(16, 8, 2, 3, v2=True)]
+    models = [Asking(), OfData(), Batched(), OfEdges(), OtherNames(), pyg.GAT(16, 8, 2, 3, v2=True)]
     others = gat_pyg.TransformerConv(16, 8), gat_pyg.GATv2Conv(16, 8)
-    for model, layers in zip([*models, *others], (3, 1, 1, 1, 2, 1, 1), strict=True):
+    for model, layers in zip([*models, *others], (3, 1, 1, 1, 1, 2, 1, 1), strict=True):
         modes = [module.training for module in model.modules()]
         assert len(attention_of(model, data)) == layers
+        assert torch.is_tensor(Inputs.of(model).call(model, data))
         assert modes == [module.training for module in model.modules()]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
 
 from ..graph.layers import arguments
 from ..tasks.model import Inputs, evaluating
@@ -65,8 +64,6 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
     handles += [layer.register_forward_hook(collect, with_kwargs=True) for layer in layers]
     try:
         inputs = Inputs.of(model)
-        if not _reads_edge_attr(model):
-            inputs = Inputs(inputs.names - {"edge_attr"}, inputs.needs_batch)
         if "edge_label_index" in inputs.names:  # no pair is decoded
             data = copy.copy(data)
             data.edge_label_index = data.edge_index[:, :0]
@@ -87,9 +84,3 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
     """
     takers = [m for m in model.modules() if "return_attention_weights" in arguments(m)]
     return [m for m in takers if not any(inner in takers for inner in m.modules() if inner is not m)]
-
-
-def _reads_edge_attr(model: nn.Module) -> bool:
-    """Return False if no layer reads edge features: some layers fail if they get them."""
-    layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
-    return not layers or any(getattr(layer, "edge_dim", layer) is not None for layer in layers)

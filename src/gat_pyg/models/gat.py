@@ -46,9 +46,9 @@ class GAT(nn.Module):
 
     Beyond the paper, by the names of PyG's models, but with C per head: a hidden layer has H C features, so PyG's
     `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3, act="relu")`, with
-    `input_dropout=0.0` in training. `conv` is the layer, and `Block` describes what surrounds it: `norm`, skip connection, `act` and a feed-forward part. With `jk` or
-    `head_layers`, all layers are hidden ones, and a linear map or a perceptron of their outputs, combined as in Xu et
-    al. (ICML 2018), is the network's.
+    `input_dropout=0.0` in training. `conv` is the layer, and `Block` describes what surrounds it: `norm`, skip
+    connection, `act` and a feed-forward part. With `jk` or `head_layers`, all layers are hidden ones, and a linear map
+    or a perceptron of their outputs, combined as in Xu et al. (ICML 2018), is the network's.
 
     With the numbers of nodes and edges per hop of a batch from PyG's `NeighborLoader`, each layer skips the rows that
     no later layer reads. With as many hops as layers, the output has the rows of hop 0, the seed nodes.
@@ -224,7 +224,7 @@ class GAT(nn.Module):
             raise ValueError(f"head_layers is {head_layers}, but the network returns embeddings: out_channels is None.")
         if out_channels is not None and not to_out:
             num_maps = 1 if head_layers is None else head_layers
-            self.lin = head(width, out_channels, num_maps, self.dropout, options.get("act", "elu"))
+            self.lin = head(width, out_channels, num_maps, self.dropout, options.get("act") or "elu")
         self.out_channels = width if out_channels is None else out_channels
 
     @classmethod

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -51,14 +49,17 @@ def members(model: nn.Module) -> Members:
         >>> members(nn.Linear(5, 2)).num_hops is None
         True
     """
-    names = [name for name in Members._fields if hasattr(model, name)]
-    names = [name for name in names if name not in METHODS or callable(getattr(model, name))]
-    if isinstance(uncompiled(model), BasicGNN):  # its `inference` accepts only PyG's own loader
-        names.remove("inference")
-    return Members(**{name: getattr(model, name) for name in names})
+    fields = {name: getattr(model, name) for name in Members._fields if hasattr(model, name)}
+    fields = {name: value for name, value in fields.items() if name not in METHODS or callable(value)}
+    inner = uncompiled(model)
+    layers: Any = inner.convs if isinstance(inner, BasicGNN) else [inner]
+    if all(getattr(layer, "edge_dim", layer) is None for layer in layers):  # some of PyG's fail if they get any
+        fields["supports_edge_attr"] = False
+    if isinstance(inner, BasicGNN):
+        fields.pop("inference", None)  # it accepts only PyG's own loader
+    return Members(**fields)
 
 
-WRAPPERS = AveragedModel, DataParallel, DistributedDataParallel
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 FIELDS = ("edge_attr", "edge_label_index", "edge_label_attr", "graph_attr")  # of a graph that are passed by name
 BY_NAME = (*FIELDS, "batch", "batch_size")  # arguments that are no edges
@@ -88,9 +89,9 @@ class Inputs:
         A model around another one may pass others on as `**options`: those of its member `inner_inputs`. Torch's
         wrappers pass on all of them.
         """
-        while isinstance(model, WRAPPERS):
-            model = model.module
         forward, inner = signature(uncompiled(model).forward).parameters, members(model).inner_inputs
+        if hasattr(model, "module") and not forward.keys().isdisjoint({"args", "inputs"}):
+            return cls.of(cast(nn.Module, model.module))
         if len(forward) == 1 and forward.keys() <= {"data", "batch", "graph"}:
             return cls(frozenset({"data"}))
         second = [*forward.values()][1:2]
