@@ -115,14 +115,9 @@ class LinkScores(Wrapper):
         if (layer_by_layer := members(self.model).inference) is None:
             data = copy.copy(loader.data).to(weight.device)
             edge_attr = None if data.edge_attr is None else data.edge_attr.to(weight.dtype)
-            pairs, features = edge_label_index.to(weight.device), _moved(edge_label_attr, weight)
-            out: Tensor = self(
-                data.x.to(weight.dtype),
-                data.edge_index,
-                edge_attr,
-                edge_label_index=pairs,
-                edge_label_attr=features,
-            )
+            pairs: dict[str, Any] = {"edge_label_index": edge_label_index.to(weight.device)}
+            pairs |= {"edge_label_attr": _moved(edge_label_attr, weight)}
+            out: Tensor = self(data.x.to(weight.dtype), data.edge_index, edge_attr, **pairs)
             return out.cpu()
         z, outputs = layer_by_layer(loader), []
         z = self.with_popularity(z, loader.data.edge_index)

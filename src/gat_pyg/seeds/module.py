@@ -80,7 +80,6 @@ class StackOfSeeds(Supervised):
         return [self.members[number] for number in self.rows]
 
     def _each(self, statistics: str, out: Tensor, y: Tensor) -> Any:
-        """Return what the method `statistics` of the objective returns for the outputs of each member, stacked."""
         return vmap(lambda out: getattr(self.objective, statistics)(out, y))(out)
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
@@ -95,11 +94,6 @@ class StackOfSeeds(Supervised):
     def _summed_over(self, loss: Tensor, size: Tensor) -> Tensor:
         """Multiply the sum of means over labels by their number, which is the same for all models."""
         return super()._summed_over(loss, size[0])
-
-    def _counts(self, data: Data, split: Any) -> Tensor:
-        data = self._field_of(data, split)
-        sums: Tensor = self._each("statistics", *self.labelled(self(data), data, split))
-        return sums
 
     def _metrics(self, *splits: str) -> dict[str, float]:
         """Return the mean of the models' metrics, for the log, and set `self.metrics` to those of each model."""

@@ -29,11 +29,6 @@ class OfGraphs(Objective):
         self.check_output(out, [data.y.size(0)], "Pool its nodes: gat_pyg.models.Readout(model).")
         return out, data.y
 
-    def labels(self, data: Data, split: Split | None) -> Tensor:
-        """Return the labels of all graphs."""
-        y: Tensor = data.y
-        return y
-
     def check_splits(self, data: Data, where: str) -> None:
         """Raise ValueError: one graph with one label cannot be split."""
         raise ValueError(

@@ -102,7 +102,7 @@ class OfNodes(Objective):
 
     def labels(self, data: Data, split: Split | None) -> Tensor:
         """Return the labels in the split's mask."""
-        y: Tensor = data.y
+        y = super().labels(data, split)
         return y if split is None else y.index_select(0, mask_to_index(data[f"{split}_mask"]))
 
     def check_splits(self, data: Data, where: str) -> None:

@@ -168,10 +168,10 @@ class Objective(ABC):
         """Raise ValueError unless a model's output is `[..., n, K]`, where n is one of `num_rows`."""
         K, shape = self.out_channels, tuple(getattr(out, "shape", ()))
         if len(shape) < 2 or shape[-2] not in num_rows or shape[-1] != K:
+            remedy = advice if shape[-1:] == (K,) else f"Build it with out_channels={K}."
             raise ValueError(
                 f"The model returns {shape or type(out).__name__}, expected ({num_rows[0]}, {K}): a row for each "
-                f"{self.item}, a column for each {self.column}. "
-                f"{advice if shape[-1:] == (K,) else f'Build it with out_channels={K}.'}"
+                f"{self.item}, a column for each {self.column}. {remedy}"
             )
 
     @abstractmethod
@@ -184,9 +184,10 @@ class Objective(ABC):
             split: the split of a graph that all splits share; None if all of `data` belongs to one split.
         """
 
-    @abstractmethod
     def labels(self, data: Data, split: Split | None) -> Tensor:
-        """Return the labels that `rows` returns."""
+        """Return the labels that `rows` returns; by default all."""
+        y: Tensor = data.y
+        return y
 
     def example(self, data: Data, split: Split) -> Data:
         """Return the graph that a step of a split computes: `data`, unless the objective selects or draws rows."""

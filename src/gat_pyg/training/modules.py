@@ -71,7 +71,7 @@ class Supervised(LightningModule):
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the logits of a split's rows, and their labels."""
-        raise NotImplementedError
+        return self.objective.rows(out, data, split)
 
     def forward(self, data: Data) -> Tensor:
         """Return the logits of a graph or a batch."""
@@ -147,13 +147,22 @@ class Supervised(LightningModule):
 
         They are of all nodes, of all graphs, or of the labelled pairs of the test, where masks divide these.
         """
-        data = self.objective.example(data, "test")
-        return self.objective.predictions(self.objective.scores(self(data), data))
+        return self.objective.predictions(self.objective.scores(*self._computed(data, "test", self.objective.example)))
 
     def _counts(self, data: Data, split: Split) -> Tensor:
         """Return the sufficient statistics of a batch."""
-        data = self._field_of(data, split)
-        return self.objective.statistics(*self.labelled(self(data), data, split))
+        out, data = self._computed(data, split, self._field_of)
+        sums: Tensor = self._each("statistics", *self.labelled(out, data, split))
+        return sums.to(self.device)
+
+    def _each(self, statistics: str, out: Tensor, y: Tensor) -> Any:
+        """Return what the method `statistics` of the objective returns for the outputs of the model, or of each."""
+        return getattr(self.objective, statistics)(out, y)
+
+    def _computed(self, data: Data, split: Split, select: Callable[[Data, Split], Data]) -> tuple[Tensor, Data]:
+        """Return the output for the graph of a split that `select` returns, and this graph."""
+        data = select(data, split)
+        return self(data), data
 
     def on_validation_epoch_end(self) -> None:
         """Compute `train_loss`, `val_loss` and the score from the sums, and log them."""
@@ -293,10 +302,6 @@ class Transductive(Supervised):
         self._fields: dict[Split, tuple[list[Tensor], Any, Data]] = {}
         self.register_buffer("_key", None, persistent=False)  # the epoch's key and the first seeds of its stream
 
-    def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the rows that the graph assigns to the split."""
-        return self.objective.rows(out, data, split)
-
     def _field_of(self, data: Data, split: Split) -> Data:
         """Return the cached receptive field of the split's nodes, or the graph if that saves too little work.
 
@@ -376,19 +381,12 @@ class Transductive(Supervised):
         if not self.cuda_graphs.set_gradients(self):
             super().backward(loss, *args, **kwargs)
 
-    def predict_step(self, data: Data | NodeLoader, batch_idx: int) -> Tensor:
-        """Return the predictions for the graph; for a loader of all nodes, computed layer by layer."""
-        if not isinstance(data := self._whole(data), NodeLoader):
-            return super().predict_step(data, batch_idx)
-        out, chosen = self._layer_by_layer(data, "test")
-        return self.objective.predictions(self.objective.scores(out, chosen))
-
-    def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
-        """Return the sufficient statistics of the graph; for a loader of all nodes, computed layer by layer."""
-        if not isinstance(data := self._whole(data), NodeLoader):
-            return super()._counts(data, split)
-        out, chosen = self._layer_by_layer(data, split)
-        return self.objective.statistics(*self.labelled(out, chosen, split)).to(self.device)
+    def _computed(self, data: Any, split: Split, select: Callable[[Data, Split], Data]) -> tuple[Tensor, Data]:
+        """Return the same; for a loader of all nodes, the output computed layer by layer, and the whole graph."""
+        data = self._whole(data)
+        if isinstance(data, NodeLoader):
+            return self._layer_by_layer(data, split)
+        return super()._computed(data, split, select)
 
     def _whole(self, data: Data | NodeLoader) -> Data | NodeLoader:
         """Return the graph of a loader of all nodes, on the device, if the model does not compute layer by layer."""
