@@ -40,6 +40,7 @@ from tests.attention.comparisons import (
     stairs,
     wide,
 )
+from tests.attention.conftest import INTERPRETED
 from tests.graphs import BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph
 from tests.laws import SIZES, assert_close, edges_of
 from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, leaves_of
@@ -132,7 +133,7 @@ def test_half_precision_is_summed_in_float32(
     names: str, dtype: torch.dtype, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, the kernels read bfloat16 as it is; there are more heads than a vector holds."""
-    read, graph = set(), stairs(40, 3, 1025)
+    read, graph = set(), stairs(40, 3, 257 if INTERPRETED else 1025)
     sizes = (18, 2) if place.backend == "fused" and not place.is_triton else (8, 8)
     monkeypatch.setattr(rows, "elements", lambda tensor: read.add((tensor.dtype, tensor.numel())) or elements(tensor))
     leaves = place._replace(dtype=dtype).to(leaves_of(graph, *sizes, names))
@@ -170,11 +171,12 @@ def test_mixed_dtypes(names: str, dtypes: list[tuple[torch.dtype, ...]], place: 
 
 @pytest.mark.parametrize("names", [ADDITIVE, pytest.param(GATV2, marks=weekly)])  # each is compiled for these ids alone
 def test_wide_ids(names: str, place: Place) -> None:
-    narrow = place.edges(RANDOM)
+    graph = BIPARTITE if INTERPRETED else RANDOM
+    narrow = place.edges(graph)
     ids = {name: getattr(narrow, name).long() for name in ("index", "src", "dst", "perm")}
     with_wide = replace(narrow, **ids)
     assert narrow.src.dtype == torch.int32 and with_wide.transpose[2].dtype == torch.int64
-    leaves, direction = place.to(leaves_of(RANDOM, 3, 5, names)), direction_of(RANDOM, 3, 5).to(place.device)
+    leaves, direction = place.to(leaves_of(graph, 3, 5, names)), direction_of(graph, 3, 5).to(place.device)
     first, *others = (answer(leaves, edges, direction, dropout=0.3) for edges in (narrow, narrow, with_wide))
     assert all(torch.equal(other[name], value) for other in others for name, value in first.items())
 
