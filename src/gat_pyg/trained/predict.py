@@ -267,11 +267,11 @@ def table(
         raise ValueError(f"keep is {', '.join(keep)}, but the rows are of no table: only tables have such columns.")
     check_columns([rows.table], keep)
     columns = [*rows.ids.items(), *((name, rows.table[name].iloc[rows.numbers].to_numpy()) for name in keep), *columns]
-    every = [name for name, _ in columns]
-    if again := [name for name in every if every.count(name) > 1]:
+    every = pd.Index([name for name, _ in columns])
+    if every.has_duplicates:
         raise ValueError(
-            f"The predictions would have two columns called {again[0]}. Rename this column, target or class in the "
-            "data of the run, leave it out of keep, or choose one seed, whose predictions have no standard deviation."
+            f"The predictions would have two columns called {every[every.duplicated()][0]}. Rename this column, target "
+            "or class in the data of the run, leave it out of keep, or choose one seed, which has no deviation."
         )
     frame = pd.DataFrame(dict(columns))
     if not rows.left_out:
