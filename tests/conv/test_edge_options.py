@@ -118,6 +118,10 @@ def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str
     conv = LAYERS[name](F, C, H, **({} if name == "TransformerConv" else {"add_self_loops": False})).double()
     weight = normal(num_edges)
     assert_close(conv(x, matrix, edge_weight=weight), conv(x, index, edge_weight=weight), f"{name} weights")
+    unordered = torch.sparse_coo_tensor(index.flip(0, 1), torch.ones(num_edges), (40, 40))
+    assert_close(conv(x, unordered), conv(x, index), f"{name} not coalesced")
+    with pytest.raises(ValueError, match=r"COO matrix that is not coalesced: its edges have no order for edge_weight"):
+        conv(x, unordered, edge_weight=weight)
 
 
 @pytest.mark.sparse

@@ -69,9 +69,15 @@ def check_call(layer: Any, x: Any, edge_index: Any, edge_attr: Any, edge_weight:
             f"edge_index is of type {type(edge_index).__name__}, "
             f"expected an integer tensor of shape (2, E), an EdgeIndex, a SparseTensor or a sparse matrix.{hint}"
         )
+    is_coo = isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_coo
     for name, each, shape in (("edge_attr", edge_attr, "(E, D)"), ("edge_weight", edge_weight, "(E, H)")):
         if each is not None and not isinstance(each, Tensor):
             raise ValueError(f"{name} is of type {type(each).__name__}, expected a tensor of shape {shape} or (E,).")
+        if each is not None and is_coo and not edge_index.is_coalesced():
+            raise ValueError(
+                f"edge_index is a COO matrix that is not coalesced: its edges have no order for {name}. Pass "
+                f"edge_index.coalesce(), and {name} in the order of its values."
+            )
     both = x if isinstance(x, (tuple, list)) else (x, x)
     widths = layer.in_channels if isinstance(layer.in_channels, (tuple, list)) else (layer.in_channels,) * 2
     for side, part, width in zip(("src", "dst"), both, widths, strict=True):
@@ -158,8 +164,6 @@ def graph_size(num_src: int, num_dst: int | None, edge_index: Any, size: Any) ->
 
 def full_size(size: Any, x: Any) -> Any:
     """Return the size with the numbers of rows of x where it is None."""
-    if all(n is not None for n in size):
-        return size
     src, dst = (x, x) if isinstance(x, Tensor) else x
     rows = src.size(0), (src if dst is None else dst).size(0)
     return tuple(row if n is None else n for n, row in zip(size, rows, strict=True))
