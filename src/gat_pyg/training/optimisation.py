@@ -91,21 +91,17 @@ class Optimisation:
 
     def schedule(self, optimizer: Optimizer, max_epochs: int | None = None) -> Schedule | None:
         """Return the schedule of an optimizer's learning rates, if there is any; raise ValueError as `configure`."""
-        if self.scheduler is None and not self.warmup:
-            return None
-        return Schedule(optimizer, self._scheduler(optimizer, max_epochs), self.warmup)
-
-    def _scheduler(self, optimizer: Optimizer, max_epochs: int | None) -> Any:
         if self.scheduler is None:
-            return None
-        if not self.lasts_until_the_end:
-            return _built(self.scheduler, optimizer)
-        if max_epochs is None or max_epochs < 1:
-            raise ValueError(
-                f"max_epochs is {max_epochs}, expected at least 1: {_name(self.scheduler)} ends there. Give the "
-                "trainer max_epochs, or the scheduler T_max."
-            )
-        return _built(self.scheduler, optimizer, T_max=max_epochs)
+            return Schedule(optimizer, None, self.warmup) if self.warmup else None
+        options = {}
+        if self.lasts_until_the_end:
+            if max_epochs is None or max_epochs < 1:
+                raise ValueError(
+                    f"max_epochs is {max_epochs}, expected at least 1: {_name(self.scheduler)} ends there. Give the "
+                    "trainer max_epochs, or the scheduler T_max."
+                )
+            options["T_max"] = max_epochs
+        return Schedule(optimizer, _built(self.scheduler, optimizer, **options), self.warmup)
 
     @property
     def lasts_until_the_end(self) -> bool:
