@@ -92,6 +92,12 @@ def test_decimal_commas_are_those_of_the_file_or_of_quoted_cells():
     np.testing.assert_array_equal(values, [NAN if cell == "1,250" else value for cell, value in COMMAS.items()])
     with pytest.raises(ValueError, match="v is '1,250', expected a number"):
         fitted(column(*["2,5", "3,5"] * 20, "1,250"))
+    for commas in (True, False):
+        frame = column(*["1.250,50", "980,10", "1.300", ""] * 20, commas=commas)
+        for fit in (fitted, lambda table: Targets.fit(table, ["v"])):
+            with pytest.raises(ValueError, match="t, row 2: v is '1.300', whose point may divide thousands"):
+                fit(frame)
+    assert fitted(column(*["1.300", "2.5"] * 9, commas=True)).columns["v"]["range"] == [1.3, 2.5]
 
 
 KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why it is left out, or the error
@@ -101,7 +107,8 @@ KINDS: list[tuple[list[Any], Any]] = [  # cells, and the kind of the column, why
     (["31.12.2021 10:00", "1.2.2020 11:30", "?"], "date"),
     (["31.12.21", "01.02.20"], "dates of an unknown form, such as 31.12.21"),
     (["31-12-2021", "01-02-2020"], "dates of an unknown form"),
-    (["Feb 3, 2021", "Mar 13, 2020"], "dates of an unknown form"),
+    (["Feb 3, 2021", "3-Feb-21 10:00"], "dates of an unknown form"),
+    (["192.168.0.1", "1.2.3"] * 4, "category"),
     (["Mon Jan 05 2021", "Tue Jan 13 2021"], "dates of an unknown form"),
     (["0", "1", "2", "3+"] * 5, "category"),
     (["A", "1.50", "2.25"] * 5, "category"),

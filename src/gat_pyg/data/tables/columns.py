@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-
 _GROUPS = re.compile(r"[-+]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")  # 1,234.5
 _COMMA = re.compile(r"[-+]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+([eE][-+]?[0-9]+)?")  # 1234,5 and 1.234,5
 _EITHER = re.compile(r"[-+]?[1-9][0-9]{0,2},[0-9]{3}")  # 1,234
+_POINT = re.compile(r"[-+]?[1-9][0-9]{0,2}\.[0-9]{3}")  # 1.234
 _CODE = re.compile(r"[-+]?0[0-9]+")
 _YEAR = "([0-9]{4}|[0-9]{2})"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
@@ -94,24 +95,6 @@ def is_code(text: str) -> bool:
     (True, False)
     """
     return _CODE.fullmatch(text) is not None
-
-
-def is_ambiguous(text: str) -> bool:
-    """Return True for a number whose comma is decimal or divides groups of digits.
-
-    >>> is_ambiguous("1,250"), is_ambiguous("0,250")
-    (True, False)
-    """
-    return _EITHER.fullmatch(text) is not None
-
-
-def is_date_like(text: str) -> bool:
-    """Return True for a text that seems to be a date.
-
-    >>> [is_date_like(text) for text in ("31.12.21", "Feb 3, 2021", "3-Feb-21 10:00", "192.168.0.1", "1.2.3")]
-    [True, True, True, False, False]
-    """
-    return _DATE.fullmatch(text) is not None
 
 
 class Column:
@@ -231,7 +214,7 @@ def _text(value: Any, commas: bool) -> str:
 
 
 def check_cells(column: Column) -> None:
-    """Raise a ValueError if a cell is a formula or belongs to a second header."""
+    """Raise a ValueError if a cell is a formula, belongs to a second header, or has a point among decimal commas."""
     frame, name = column.frame, column.name
     if column.kind != "text":
         return
@@ -241,6 +224,9 @@ def check_cells(column: Column) -> None:
         refuse(frame, again, f"{name} is {{{name}}}, as in the header. Delete this row: the file is two in one.")
     formulas = {text for text in column.texts if text[:1] in ("=", "#") and _FORMULA.match(text)}
     column.refuse(formulas, f"{name} is {{{name}}}, a formula. Save the table with its values.")
+    if (points := {*filter(_POINT.fullmatch, column.texts)}) and any(map(_COMMA.fullmatch, frame[name].dropna())):
+        problem = "whose point may divide thousands, since other cells have decimal commas"
+        column.refuse(points, f"{name} is {{{name}}}, {problem}. Write thousands without points.")
 
 
 def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, str]:
@@ -264,7 +250,7 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
     if len(wrong) < len(texts) and sum(map(counts.__getitem__, wrong)) < (0.5 if is_mark else 1 - ALMOST) * total:
         _refuse_few(column, wrong, "number")
         return "number", ""
-    if 2 * sum(map(counts.__getitem__, commas := {*filter(is_ambiguous, texts)})) > total:
+    if 2 * sum(map(counts.__getitem__, commas := {*filter(_EITHER.fullmatch, texts)})) > total:
         answers = "Write a decimal point or no comma, or name the column in categories"
         column.refuse(commas, f"{column.name} is {{{column.name}}}, whose comma may divide thousands. {answers}.")
     sample = texts[:: max(1, len(texts) // 100)]
@@ -284,7 +270,7 @@ def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, 
     if forms and (len(wrong := others[forms[0]]) <= 1 or sum(map(counts.__getitem__, wrong)) < (1 - ALMOST) * total):
         _refuse_few(column, wrong, "date")
         return "date", forms[0]
-    return "date" if are([is_date_like(text) for text in sample]) else "category", ""
+    return "date" if are([_DATE.fullmatch(text) is not None for text in sample]) else "category", ""
 
 
 def _refuse_few(column: Column, wrong: Collection[str], kind: str) -> None:
