@@ -1,6 +1,6 @@
 """Sparse features: the same as dense ones, results and gradients, for whatever is mapped over them."""
 
-from __future__ import annotations
+from __future__ import copy
 
 import gc
 import math
@@ -220,6 +220,8 @@ def test_autocast_and_narrow_weights(dtype: torch.dtype) -> None:
     lin = Linear(5, 3)
     with torch.autocast("cpu", dtype):
         assert_close(lin(dense.to_sparse_csr()), lin(dense))
+        twin = copy.deepcopy(lin).double()  # which is not rounded
+        assert_close(twin(dense.double().to_sparse_csr()), twin(dense.double()))
     assert_close(lin.to(dtype)(dense.to(dtype).to_sparse_csr()), lin(dense.to(dtype)))
 
 

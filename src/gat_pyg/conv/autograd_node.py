@@ -45,13 +45,6 @@ def rounded(tensor: Any, dtype: torch.dtype | None) -> Any:
     return tensor if dtype is None or tensor is None else tensor.to(dtype)
 
 
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype to which autocast rounds x, None if it does not."""
-    device = x.device.type
-    rounds = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if rounds else None
-
-
 def without_autocast(device: str) -> Any:
     """Return a context in which torch rounds no operand on a type of device."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -21,13 +21,14 @@ from ..attention.additive import Additive
 from ..attention.fused import drop_edges, is_spent
 from ..attention.operation import Backend, attend, has_operator
 from ..attention.score import Score
+from ..features.linear import autocast_dtype
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside, is_traced
 from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
 from ..philox import draw_seed, drops
-from .autograd_node import KINDS, Grads, LayerNode, Plan, autocast_dtype, finished, parameters_of, rounded
+from .autograd_node import KINDS, Grads, LayerNode, Plan, finished, parameters_of, rounded
 from .checks import check_call, check_features, check_names, check_options, full_size, graph_size, refuse_matrix
 from .few import run_few
 from .loops import features_with_loops, replace_loops, weights_with_loops

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..features.linear import autocast_dtype
 from ..graph.adjacency import _dropout_ids
 from ..graph.edges import Edges
 from ..graph.memory import memory
@@ -110,7 +111,8 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     options: Any = layer._few_options(*parameters[9:])
     if options is None:
         return None
-    widens = torch.is_autocast_enabled("cpu") and ends[0].dtype != torch.float64  # to float32, rounded at the end
+    dtype = autocast_dtype(ends[0])
+    widens = dtype is not None  # to float32, rounded at the end
     ends = [_in_order(end, widens) for end in ends]
     src, end, dst = ends[0], ends[-1], ends[1] if len(ends) == 2 else None
     size, num_src, num_dst = edge_index.size(1), src.size(0), end.size(0)
@@ -147,8 +149,7 @@ def run_few(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None) -> Te
     arguments = memories, counts, sizes, float(slope), bool(layer.concat), layer.fill_value == "mean", *kind
     call = Call(layer, kernels, seed, dropout, width, counts, numbers, regions, arguments)
     out: Tensor = FewNode.apply(call, graph, *tensors)
-    rounds = widens and parameters[9] is None  # a vector's scores are float32
-    return out.to(torch.get_autocast_dtype("cpu")) if rounds else out
+    return out if dtype is None or parameters[9] is not None else out.to(dtype)  # a vector's scores are float32
 
 
 def _in_order(tensor: Tensor, widens: bool) -> Tensor:

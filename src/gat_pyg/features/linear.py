@@ -46,6 +46,13 @@ def is_affine(lin: Any) -> bool:
     return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast rounds x, None if it does not."""
+    device = x.device.type
+    rounds = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if rounds else None
+
+
 def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     """x W, `[N, F]` and `[F, D]` to `[N, D]`, or all H products of `[H, N, F]` and `[H, F, D]`.
 
@@ -54,8 +61,8 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     maps over both, with one kernel for all.
     """
     out = sums(x.undropped, weight, x.seed, x.p, x.pattern, False)
-    device = weight.device.type
-    return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
+    dtype = autocast_dtype(out)
+    return out if dtype is None else out.to(dtype)
 
 
 @functools.cache
