@@ -1,7 +1,8 @@
 """Sparse features: the same as dense ones, results and gradients, for whatever is mapped over them."""
 
-from __future__ import copy
+from __future__ import annotations
 
+import copy
 import gc
 import math
 import weakref
