@@ -183,7 +183,9 @@ def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.Mon
                 assert_close(here, there, msg=lambda text, case=case: f"{case}: {text}")
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "form"), [pytest.param(*case, marks=[pytest.mark.weekly] * ("edge_dim" not in case[1])) for case in FORMS]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_rounds_in_the_node_what_it_rounds_outside(
     name: str, form: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
