@@ -387,7 +387,7 @@ def nodes_with(**columns: Any) -> dict[str, Any]:
         ({"src": "src"}, "expected the names of two columns"),
         ({"column": "y"}, r"nodes, row 0: y is 'a', expected train, val, test or nothing \(id 0, and 5 more rows\)"),
         ({"time": "y"}, "expected dates or numbers"),
-        ({"time": "part"}, "There is no column part"),
+        ({"time": "part"}, r"There is no column part: nodes has id, y\.$"),
         ({"time": "d", **nodes_with(d=["1/2/2025", "3/4/2025"] * 3)}, "may begin with the day or the month"),
         ({"time": "d", **nodes_with(d=[1, 1, 1, 1, 1, 2])}, "gives train no labelled row|gives val no labelled row"),
     ],

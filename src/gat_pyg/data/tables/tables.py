@@ -146,7 +146,6 @@ def tables(
         both = undirected or (undirected is None and have_no_direction(str(roles.src), str(roles.dst)))
         of = of._replace(roles=roles._replace(both=roles.both or bool(both)))
         roles = of.roles
-    of = of.with_degrees() if item in ("node", "graph") else of
 
     labels = None
     if item != "link":
@@ -168,6 +167,7 @@ def tables(
     elif labels is not None and positive not in (None, labels.names[-1]):
         raise ValueError(f"dataset.positive is {positive}, but that of the earlier run is {labels.names[-1]}. Omit it.")
 
+    of = of.with_degrees() if item in ("node", "graph") else of
     fitted: dict[str, Features] = {}
     for each, left_out in (("node", [roles.id]), ("edge", [roles.src, roles.dst]), ("graph", [])):
         if (frame := of.of(each)) is None:
