@@ -240,8 +240,8 @@ def _found(path: str | Path) -> Path:
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .csv, .tsv or .parquet file.")
     if path.suffix.lower() not in TEXT + PARQUET:
         raise ValueError(
-            f"{path.name} ends in {path.suffix!r}, expected .csv, .tsv, .txt or .parquet. Save a workbook as CSV "
-            "UTF-8, and rename other text with columns, such as .inter, to .txt."
+            f"{path.name} ends in {path.suffix!r}, expected .csv, .tsv, .txt or .parquet. Unpack an archive, save a "
+            "workbook as CSV UTF-8, and rename other text with columns, such as .inter, to .txt."
         )
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file, expected a table.")
