@@ -92,11 +92,9 @@ def test_decimal_commas_are_those_of_the_file_or_of_quoted_cells():
     np.testing.assert_array_equal(values, [NAN if cell == "1,250" else value for cell, value in COMMAS.items()])
     with pytest.raises(ValueError, match="v is '1,250', expected a number"):
         fitted(column(*["2,5", "3,5"] * 20, "1,250"))
-    for commas in (True, False):
-        frame = column(*["1.250,50", "980,10", "1.300", ""] * 20, commas=commas)
-        for fit in (fitted, lambda table: Targets.fit(table, ["v"])):
-            with pytest.raises(ValueError, match="t, row 2: v is '1.300', whose point may divide thousands"):
-                fit(frame)
+    for fit in (fitted, lambda table: Targets.fit(table, ["v"])):
+        with pytest.raises(ValueError, match="t, row 2: v is '1.300', whose point may divide thousands"):
+            fit(column(*["1.250,50", "980,10", "1.300", ""] * 20, commas=True))
     assert fitted(column(*["1.300", "2.5"] * 9, commas=True)).columns["v"]["range"] == [1.3, 2.5]
 
 
