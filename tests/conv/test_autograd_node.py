@@ -1,5 +1,6 @@
 """A layer as one autograd node has PyG's output and gradients, first and second."""
 
+import copy
 from collections import namedtuple
 from collections.abc import Callable
 from itertools import chain
@@ -74,6 +75,38 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(
     edge_attr = torch.randn(E, 3, dtype=torch.double, requires_grad=bipartite) if "edge_dim" in form else None
     for here, there in zip(*(derivatives(each, x, edge_index, edge_attr) for each in (layer, pygs)), strict=True):
         assert_close(here, there)
+
+
+def changed(package: Any, case: str) -> torch.nn.Module:
+    """A layer whose options are not those that it was made with."""
+    torch.manual_seed(0)
+    if case == "no root weight":
+        layer = package.TransformerConv(6, 5, heads=3, beta=True).double()
+        layer.root_weight = False
+    elif case == "weights shared no more":
+        layer = package.GATv2Conv((6, 6), 5, heads=3, share_weights=True, add_self_loops=False).double()
+        layer.lin_l = copy.deepcopy(layer.lin_l)
+        torch.nn.init.normal_(layer.lin_l.weight)
+    else:
+        slope = property(lambda self: 0.7, lambda self, value: None)
+        layer = type("Steeper", (package.GATConv,), {"negative_slope": slope})(6, 5, heads=3).double()
+    return layer
+
+
+@pytest.mark.parametrize("most", [few.FEW, 0])
+@pytest.mark.parametrize("case", ["no root weight", "weights shared no more", "a class's own slope"])
+def test_options_that_change_later_count(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few, "FEW", most)
+    x, edge_index = torch.randn(N, 6, dtype=torch.double, requires_grad=True), torch.randint(0, N, (2, E))
+    for both in (False, True) if case == "weights shared no more" else (False,):
+        results = []
+        layers = [changed(package, case) for package in (torch_geometric.nn, gat_pyg)]
+        layers[1].load_state_dict(layers[0].state_dict())
+        for layer in layers:
+            out = layer((x, 2 * x) if both else x, edge_index)
+            inputs = [x, *layer.parameters()]
+            results.append([out, *torch.autograd.grad(out.sin().sum(), inputs, materialize_grads=True)])
+        assert_close(*results)
 
 
 def first_map(layer: Any) -> Any:

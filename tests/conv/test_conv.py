@@ -9,6 +9,7 @@ import re
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -442,6 +443,7 @@ def test_an_option_out_of_range_is_an_error(name: str) -> None:
     for options, message in OPTIONS_OUT_OF_RANGE + (MECHANISMS_OUT_OF_RANGE if name == "GATConv" else []):
         with pytest.raises(ValueError, match=re.escape(message)):
             LAYERS[name](**{"in_channels": 5, "out_channels": 4, **options})
+    assert LAYERS[name](np.int64(5), 4).state_dict().keys() == LAYERS[name](5, 4).state_dict().keys()
     for wrong, message in (("head", " Did you mean heads?"), ("vertices", "")):
         with pytest.raises(TypeError, match=re.escape(f"{name} has no argument {wrong}.{message}") + "$"):
             LAYERS[name](5, 4, **{wrong: 4})
@@ -454,6 +456,7 @@ WRONG_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": torch.zeros(40)}, ValueError, "x (src) has shape (40,), expected (N, F)"),
     ({"x": X.numpy()}, ValueError, "x (src) is of type ndarray, expected a tensor"),
     ({"x": (X, [[0.0] * 5] * 40)}, ValueError, "x (dst) is of type list, expected"),
+    ({"x": (X,)}, ValueError, "x has 1 parts, expected a tensor of shape (N, F), or (x_src, x_dst or None)"),
     ({"x": (None, X)}, ValueError, "x (src) is of type NoneType, expected"),
     ({"x": (X, X.to("meta"))}, ValueError, f"x_dst is on meta, {ON.format('x_dst')}"),
     ({"edge_index": INDEX.t()}, ValueError, "shape (300, 2), expected (2, E). Did you mean edge_index.t()"),

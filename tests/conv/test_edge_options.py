@@ -120,6 +120,10 @@ def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str
     assert_close(conv(x, matrix, edge_weight=weight), conv(x, index, edge_weight=weight), f"{name} weights")
     unordered = torch.sparse_coo_tensor(index.flip(0, 1), torch.ones(num_edges), (40, 40))
     assert_close(conv(x, unordered), conv(x, index), f"{name} not coalesced")
+    if name == "TransformerConv" and layout == "csr":  # the others' alpha is the values
+        result, alpha = conv(x, unordered, return_attention_weights=True)[1]
+        assert torch.equal(result.indices(), index.flip(0))
+        assert_close(alpha, conv(x, index, return_attention_weights=True)[1][1], name)
     with pytest.raises(ValueError, match=r"COO matrix that is not coalesced: its edges have no order for edge_weight"):
         conv(x, unordered, edge_weight=weight)
 

@@ -7,6 +7,7 @@ linear maps and their transposes round their operands, and nothing else is round
 """
 
 import functools
+import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -112,6 +113,8 @@ def parameters_of(layer: Any) -> list[Any] | None:
     if (
         layer.backend not in ("auto", "fused")
         or layer.mechanism is not None
+        or _hides_an_option(layer.__class__)
+        or (getattr(layer, "share_weights", False) and layer.lin_l is not layer.lin_r)
         or torch._C._are_functorch_transforms_active()
         or in_forward_mode()
     ):
@@ -130,6 +133,14 @@ def parameters_of(layer: Any) -> list[Any] | None:
                 return None
             tensors[at : at + parts] = (weight, bias)[:parts]
     return tensors
+
+
+@functools.lru_cache
+def _hides_an_option(kind: type) -> bool:
+    """Return True if an attribute of a class that derives from a layer has the name of an argument of the layer."""
+    own = equations(kind)
+    options = inspect.signature(own.__init__).parameters
+    return any(not options.keys().isdisjoint(vars(each)) for each in kind.__mro__[: kind.__mro__.index(own)])
 
 
 @functools.lru_cache

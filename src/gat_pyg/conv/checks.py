@@ -61,6 +61,11 @@ def check_names(names: Iterable[str], *targets: Callable[..., Any]) -> None:
             raise TypeError(f"{targets[0].__name__} has no argument {name}.{hint}")
 
 
+def of_both_ends(in_channels: Any) -> Any:
+    """Return the numbers of features of src and of dst."""
+    return in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,) * 2
+
+
 def check_call(layer: Any, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> None:
     """Raise ValueError if an argument of a layer's call has a wrong type, shape or device."""
     if not isinstance(edge_index, (Tensor, SparseTensor)):
@@ -79,8 +84,9 @@ def check_call(layer: Any, x: Any, edge_index: Any, edge_attr: Any, edge_weight:
                 f"edge_index.coalesce(), and {name} in the order of its values."
             )
     both = x if isinstance(x, (tuple, list)) else (x, x)
-    widths = layer.in_channels if isinstance(layer.in_channels, (tuple, list)) else (layer.in_channels,) * 2
-    for side, part, width in zip(("src", "dst"), both, widths, strict=True):
+    if len(both) != 2:
+        raise ValueError(f"x has {len(both)} parts, expected a tensor of shape (N, F), or (x_src, x_dst or None).")
+    for side, part, width in zip(("src", "dst"), both, of_both_ends(layer.in_channels), strict=True):
         if part is None and side == "dst":
             continue
         if not isinstance(part, Tensor):

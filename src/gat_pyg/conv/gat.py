@@ -22,6 +22,7 @@ from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .autograd_node import Grads
 from .base import AttentionConv
+from .checks import of_both_ends
 from .mechanisms import build_mechanism, glorot_linear, is_plain, own_score, unrounded
 from .messages import Ends
 
@@ -111,11 +112,12 @@ class GATConv(AttentionConv):
         self.mechanism, vectors = build_mechanism(mechanism, heads, out_channels, edge_dim, negative_slope)
 
         self.lin = self.lin_src = self.lin_dst = None
-        if isinstance(in_channels, int):
-            self.lin = glorot_linear(in_channels, heads * out_channels)
+        src_channels, dst_channels = of_both_ends(in_channels)
+        if isinstance(in_channels, (tuple, list)):
+            self.lin_src = glorot_linear(src_channels, heads * out_channels)
+            self.lin_dst = glorot_linear(dst_channels, heads * out_channels)
         else:
-            self.lin_src = glorot_linear(in_channels[0], heads * out_channels)
-            self.lin_dst = glorot_linear(in_channels[1], heads * out_channels)
+            self.lin = glorot_linear(in_channels, heads * out_channels)
 
         self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
         self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
@@ -124,7 +126,6 @@ class GATConv(AttentionConv):
         self.register_parameter("att_edge", of_edges)
 
         total_channels = out_channels * (heads if concat else 1)
-        dst_channels = in_channels if isinstance(in_channels, int) else in_channels[1]
         self.res = glorot_linear(dst_channels, total_channels) if residual else None
         self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
         self.reset_parameters()

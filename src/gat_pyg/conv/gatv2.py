@@ -17,6 +17,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from .autograd_node import Grads
 from .base import AttentionConv
+from .checks import of_both_ends
 from .mechanisms import dynamic_score, gatv2_score, glorot_linear
 from .messages import Ends
 
@@ -75,7 +76,7 @@ class GATv2Conv(AttentionConv):
         self.add_self_loops, self.fill_value = add_self_loops, fill_value
         self.share_weights = share_weights
 
-        src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        src_channels, dst_channels = of_both_ends(in_channels)
         self.lin_l = glorot_linear(src_channels, heads * out_channels, bias)
         self.lin_r = self.lin_l if share_weights else glorot_linear(dst_channels, heads * out_channels, bias)
         self.att = Parameter(torch.empty(1, heads, out_channels))

@@ -20,6 +20,7 @@ from ..features.linear import Linear
 from ..philox import drops
 from .autograd_node import Grads, side_by_side
 from .base import AttentionConv
+from .checks import of_both_ends
 from .mechanisms import per_head
 from .messages import Ends
 
@@ -85,7 +86,7 @@ class TransformerConv(AttentionConv):
         self.beta = beta and root_weight
         self._alpha = None  # set by `message`, read by the call that runs it, as in PyG's layer
         self._edge_weight = None  # set by a call, read by `message`
-        src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        src_channels, dst_channels = of_both_ends(in_channels)
         width, total = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin_key = Linear(src_channels, width, bias=bias)
         self.lin_query = Linear(dst_channels, width, bias=bias)
@@ -147,8 +148,10 @@ class TransformerConv(AttentionConv):
         return beta * skip + (1 - beta) * out
 
     def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
-        # PyG's other layers write alpha into a torch.sparse matrix, this one does not
-        return (adjacency, alpha) if isinstance(adjacency, Tensor) else super()._attention(adjacency, alpha)
+        # PyG's other layers write alpha into a torch.sparse matrix, this one does not; alpha has its order of values
+        if not isinstance(adjacency, Tensor):
+            return super()._attention(adjacency, alpha)
+        return adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, alpha
 
     def message(  # type: ignore[override]
         self,
@@ -184,7 +187,7 @@ class TransformerConv(AttentionConv):
     def _after_back(self: Any, out: Tensor, grad: Tensor, grads: Grads) -> Tensor:
         """Add the gradients of what `_finish` reads, and return that of the operation's output."""
         H, C, of_skip = self.heads, self.out_channels, grad
-        if self.lin_beta is not None:
+        if self.lin_beta is not None and self.root_weight:
             sums, skip = out.flatten(1) if self.concat else out.mean(1), self.lin_skip(grads.tensors[grads.end])
             terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), self.lin_beta.weight.chunk(3, 1)
             beta = self.lin_beta(terms).sigmoid()
