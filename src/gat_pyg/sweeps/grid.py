@@ -113,7 +113,7 @@ def _fill(cells: Mapping[str, Job], train: Train) -> list[str]:
     for cell in cells.values():
         _check_settings(cell)
     names = {cell.folder: name for name, cell in cells.items()}
-    failed: dict[str, Exception] = {}
+    failed: dict[str, str] = {}  # the reason of each
     start, done_before = time.perf_counter(), _runs_done(cells)
 
     def progress() -> str:
@@ -133,9 +133,8 @@ def _fill(cells: Mapping[str, Job], train: Train) -> list[str]:
                 begun = [cell for cell in locked if cell.unfinished]  # another process may have finished it
                 if begun:
                     titles = [names[cell.folder] for cell in begun]
-                    verb = "begins" if len(begun) == 1 else "begin"
                     several = ", ".join(titles[:SHOWN]) + f" and {len(titles) - SHOWN} others" * (len(titles) > SHOWN)
-                    rank_zero_print(f"{progress()}; {several} {verb}")
+                    rank_zero_print(f"{progress()}; {several} begin{'s' * (len(begun) == 1)}")
                     if len(begun) > 1:
                         begun = [cell._replace(title=title) for cell, title in zip(begun, titles, strict=True)]
                 errors = dict(zip((cell.folder for cell in begun), _train(begun, train), strict=True))
@@ -147,8 +146,9 @@ def _fill(cells: Mapping[str, Job], train: Train) -> list[str]:
                                 raise error
                             _results(cell)
                     except Exception as error:
-                        failed[name] = error
-                        rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
+                        reason = message(error) or traceback.format_exc()
+                        rank_zero_print(f"{name} failed: {'as above' if reason in failed.values() else reason}")
+                        failed[name] = reason
                 has_lock = has_lock or bool(locked)
         if not has_lock:  # other processes train all remaining cells
             time.sleep(PAUSE)
