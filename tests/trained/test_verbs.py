@@ -384,7 +384,7 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
     assert (*pd.read_csv(tmp_path / "e-faithfulness.csv")["kind"],)[3:] == ("occlusion", "random")
     for options, message in {
         ("--node", "A33x"): "There is no node A33x among 40, such as A00 and A39. Did you mean A33",
-        ("--graph", "0"): "The run predicts 2 node classes: give node, its id or number",
+        ("--graph", "0"): "The run predicts 2 node classes: give one, node=ID or --node ID",
         ("--node", "A00", "--output", "maybe"): "output is maybe, expected one of no, yes",
         ("--node", "A00", "--k", "99"): f"k is 99, expected 1 to {len(expected)}: node A00 depends on ",
     }.items():

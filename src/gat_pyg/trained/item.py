@@ -48,8 +48,8 @@ def item_of(run: Trained, data: Any, node: Any, graph: Any, link: Sequence[Any] 
     objective = run.objective
     wanted = link if objective.has_pairs else graph if objective.item == "graph" else node
     if wanted is None:
-        flag = "link, both ends" if objective.has_pairs else f"{objective.item}, its id or number"
-        raise ValueError(f"The run predicts {objective.predicts}: give {flag}.")
+        one = "both ends, link=(A, B) or --link A,B" if objective.has_pairs else "one, {0}=ID or --{0} ID"
+        raise ValueError(f"The run predicts {objective.predicts}: give {one.format(objective.item)}.")
     if data is None and objective.draws_pairs:  # on the graph of the test
         graphs, ids = run.task.test, dict[str, Any]()
     else:
