@@ -58,7 +58,7 @@ from ways import WAYS, Case, Problem, Way, variant, variants, way
 # Of the norm and of the largest entry. In float32 some scores lie on the other side of the LeakyReLU than in float64:
 # gradients are off by 1e-3 then on the generated graphs, with PyG's layer as with ours.
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
-ROUNDED = 0.1  # of a layer whose products autocast rounds: many more scores are on the other side
+ROUNDED = 0.1  # for layers under autocast: many more scores lie on the other side
 REPEATS = 2 if machine.REHEARSED else 10  # that must give the same bits
 SEED = 0  # of torch's generator, before every step whose result is looked at
 FIRST = 200.0  # seconds that the first step may take where it compiles
@@ -142,7 +142,7 @@ HEADLINES = [  # attention alone, as the layers of these graphs have it, in both
     if half or drops
 ]
 
-AUTOCAST = [  # layers on few edges and on many, whose products autocast computes in bfloat16
+AUTOCAST = [  # layers on few and on many edges, under autocast to bfloat16
     replace(case, name=f"{case.name}-bf16", special=False, dtype=torch.bfloat16)
     for case in CASES
     if case.name.startswith(("200-nodes-", "edges-")) and not case.edge_dim and case.kind != "HeteroConv"
@@ -234,7 +234,7 @@ def norm(part: Tensor, order: float) -> float:
 def check(results: dict[str, Tensor], right: dict[str, Tensor], case: Case) -> float:
     """The largest error, relative to the norm or to the largest entry of what it should be; NaN is wrong.
 
-    A gradient that is below a thousandth of the largest, or 3 hundredths under autocast, is compared with that: the
+    A gradient that is below a thousandth of the largest, or three hundredths under autocast, is compared with that: the
     one of the keys' bias is zero but for rounding.
     """
     rounds = case.F > 0 and case.dtype != torch.float32

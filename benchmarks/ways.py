@@ -39,7 +39,7 @@ class Case:
     sparse: bool = False  # x is given to ours as torch.sparse CSR
     dropout: float = 0.0  # when it is timed: of x, before the layer; alone, of the attention coefficients
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
-    dtype: torch.dtype = torch.float32  # of a layer: in which autocast computes its products
+    dtype: torch.dtype = torch.float32  # of the tensors; of a layer, autocast's
     edge_dim: int = 0  # features of an edge
     fresh: bool = False  # every call gets a graph that no call before had, as a batch of molecules is
     layers: int = 1  # one after the other, of H C channels each

@@ -27,14 +27,14 @@ Command = Callable[..., str]
 
 
 def run_command(*arguments: str) -> None:
-    """Run the command in this process, wherever it is."""
+    """Run the command in this process and its current folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gat-pyg", *arguments])
         gat_pyg.run.main()
 
 
 def result_of(outputs: Path, *settings: str) -> Result:
-    """Train by the command; return the last line of its results."""
+    """Train with the command, and return the last line of its results."""
     run_command(*settings, f"outputs={outputs}")
     return read(outputs / "results.jsonl")[-1]
 

@@ -1,4 +1,4 @@
-"""What a test run allows and its summary; pytest-xdist's first process, which runs no test, imports no library."""
+"""The limits and the summary of a test run; pytest-xdist's first process, which runs no test, imports no library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of every test, in the processes that run tests: these have the libraries imported."""
+"""The fixtures of all tests. They import the libraries, so only the processes that run tests import this file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except ImportError:  # as on a machine for the CUDA kernels
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the processes of pytest-xdist share the cores, and settings be fast."""
+    """Divide the cores among the processes of pytest-xdist, and make the composition of settings fast."""
     if hasattr(config, "workerinput"):
         fork_server()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def find_neighbours_once() -> None:
-    """Remember the graphs of digits: to find the neighbours is a fifth of the time of a command of two epochs."""
+    """Cache the graphs of digits: the search for neighbours takes a fifth of the time of a command of two epochs."""
     nearest, graphs = gat_pyg.data.named.generated._nearest, {}
 
     def remembered(x: Tensor, k: int) -> Tensor:
@@ -54,14 +54,14 @@ def find_neighbours_once() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hide from the garbage collector what stays: it would look through it again and again while kernels compile."""
+    """Freeze the objects that stay: the garbage collector would scan them again and again while kernels compile."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def frozen_heap() -> Iterator[None]:
-    """Freeze what a file leaves, first of all compiled kernels: each gc.collect() of later tests would take seconds."""
+    """Freeze the objects that a file leaves, such as kernels: each gc.collect() of later tests would take seconds."""
     yield
     gc.collect()
     gc.freeze()
@@ -120,9 +120,9 @@ register("numba:compile", COMPILATIONS)
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it.
+    """Make backend="auto" select segment, for tests of many networks, each of which would compile kernels.
 
-    So it is in the processes that `processes.python` starts.
+    It also does in the processes that `processes.python` starts.
     """
     reason = "what is tested is not the kernels"
     monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", reason)
@@ -131,7 +131,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def kernels_where_they_matter(request: pytest.FixtureRequest) -> None:
-    """In other folders the tests with the mark `kernels` have them."""
+    """Use kernels only in the folders `COMPILING` and in tests with the mark `kernels`."""
     if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
         request.getfixturevalue("nothing_compiled")
 

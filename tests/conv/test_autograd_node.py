@@ -78,12 +78,12 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(
 
 
 def changed(package: Any, case: str) -> torch.nn.Module:
-    """A layer whose options are not those that it was made with."""
+    """A layer whose options differ from the arguments that it was built with."""
     torch.manual_seed(0)
     if case == "no root weight":
         layer = package.TransformerConv(6, 5, heads=3, beta=True).double()
         layer.root_weight = False
-    elif case == "weights shared no more":
+    elif case == "weights no longer shared":
         layer = package.GATv2Conv((6, 6), 5, heads=3, share_weights=True, add_self_loops=False).double()
         layer.lin_l = copy.deepcopy(layer.lin_l)
         torch.nn.init.normal_(layer.lin_l.weight)
@@ -94,11 +94,11 @@ def changed(package: Any, case: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("most", [few.FEW, 0])
-@pytest.mark.parametrize("case", ["no root weight", "weights shared no more", "a class's own slope"])
-def test_options_that_change_later_count(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["no root weight", "weights no longer shared", "a class's own slope"])
+def test_options_are_those_at_the_time_of_the_call(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few, "FEW", most)
     x, edge_index = torch.randn(N, 6, dtype=torch.double, requires_grad=True), torch.randint(0, N, (2, E))
-    for both in (False, True) if case == "weights shared no more" else (False,):
+    for both in (False, True) if case == "weights no longer shared" else (False,):
         results = []
         layers = [changed(package, case) for package in (torch_geometric.nn, gat_pyg)]
         layers[1].load_state_dict(layers[0].state_dict())
@@ -169,9 +169,9 @@ ROUNDED: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], bool]] = {  # the
 
 @every_layer
 def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same results, dtypes and errors, and the kernels for few edges only where nothing else would have to see it.
+    """The results, dtypes and errors are the same, and the kernels for few edges run in the marked cases alone.
 
-    What is not float64 goes on many edges by the segment backend, since no other test has kernels of this size for it.
+    On many edges, a layer that is not float64 has the segment backend, since no other test compiles kernels for it.
     """
     by_few: list[bool] = []
 
@@ -223,7 +223,7 @@ def test_calls_on_few_edges_are_those_on_many(name: str, monkeypatch: pytest.Mon
 def test_autocast_rounds_in_the_node_what_it_rounds_outside(
     name: str, form: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output has the same bits, and so have gradients wherever they are computed."""
+    """The output has the same bits, and so have gradients, computed under autocast or not."""
     monkeypatch.setattr(few, "FEW", 0)
     torch.manual_seed(0)
     layer, edge_index = getattr(gat_pyg, name)(6, 5, heads=3, **form), torch.randint(0, N, (2, E))

@@ -456,7 +456,7 @@ WRONG_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": torch.zeros(40)}, ValueError, "x (src) has shape (40,), expected (N, F)"),
     ({"x": X.numpy()}, ValueError, "x (src) is of type ndarray, expected a tensor"),
     ({"x": (X, [[0.0] * 5] * 40)}, ValueError, "x (dst) is of type list, expected"),
-    ({"x": (X,)}, ValueError, "x has 1 parts, expected a tensor of shape (N, F), or (x_src, x_dst or None)"),
+    ({"x": (X,)}, ValueError, "x has length 1, expected a tensor (N, F) or a pair (x_src, x_dst or None)"),
     ({"x": (None, X)}, ValueError, "x (src) is of type NoneType, expected"),
     ({"x": (X, X.to("meta"))}, ValueError, f"x_dst is on meta, {ON.format('x_dst')}"),
     ({"edge_index": INDEX.t()}, ValueError, "shape (300, 2), expected (2, E). Did you mean edge_index.t()"),

@@ -124,7 +124,7 @@ def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str
         result, alpha = conv(x, unordered, return_attention_weights=True)[1]
         assert torch.equal(result.indices(), index.flip(0))
         assert_close(alpha, conv(x, index, return_attention_weights=True)[1][1], name)
-    with pytest.raises(ValueError, match=r"COO matrix that is not coalesced: its edges have no order for edge_weight"):
+    with pytest.raises(ValueError, match=r"COO matrix that is not coalesced, so the order of edge_weight is ambiguous"):
         conv(x, unordered, edge_weight=weight)
 
 

@@ -401,7 +401,7 @@ class OfData(nn.Module):
 
 
 class OfEdges(nn.Module):
-    """A model that reads edge features, by which its layer does not."""
+    """A model that reads edge features outside its layer."""
 
     def __init__(self) -> None:
         super().__init__()

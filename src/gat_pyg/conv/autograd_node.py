@@ -3,7 +3,7 @@
 The node computes the layer's own methods, `_project`, `_score` and `_finish`, with its tensors in place of the
 layer's parameters, see `Plan.bound`; `_after_back` and `_before_back` are their transposes. A derivative or a transform
 of the gradient, which is seldom needed, differentiates these methods and the operation instead. Under autocast, the
-linear maps and their transposes round their operands, and nothing else is rounded.
+linear maps and their transposes compute in its dtype, as torch's do, and autocast is off for the rest.
 """
 
 import functools
@@ -30,7 +30,7 @@ KINDS = Tensor, Parameter
 
 
 class Affine(NamedTuple):
-    """x W^T + b of tensors, in place of a `Linear`; in autocast's dtype, if any."""
+    """x W^T + b of tensors, in place of a `Linear`; computed in `dtype`, that of autocast, unless it is None."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -42,12 +42,12 @@ class Affine(NamedTuple):
 
 
 def rounded(tensor: Any, dtype: torch.dtype | None) -> Any:
-    """Return an operand of a product in autocast's dtype, if any."""
+    """Return an operand of a product in a dtype, that of autocast; as it is, if the dtype or the operand is None."""
     return tensor if dtype is None or tensor is None else tensor.to(dtype)
 
 
 def without_autocast(device: str) -> Any:
-    """Return a context in which torch rounds no operand on a type of device."""
+    """Return a context manager that disables autocast on a type of device."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     layer: Any
     edges: Edges
     dropout: float
-    dtype: torch.dtype | None = None  # of the products under autocast
+    dtype: torch.dtype | None = None  # autocast's, for the linear maps; None without autocast
 
     def bound(self, tensors: Sequence[Any]) -> Any:
         """Return a copy of the layer with tensors in place of its parameters, and `Affine` in place of `Linear`."""
@@ -137,10 +137,10 @@ def parameters_of(layer: Any) -> list[Any] | None:
 
 @functools.lru_cache
 def _hides_an_option(kind: type) -> bool:
-    """Return True if an attribute of a class that derives from a layer has the name of an argument of the layer."""
-    own = equations(kind)
-    options = inspect.signature(own.__init__).parameters
-    return any(not options.keys().isdisjoint(vars(each)) for each in kind.__mro__[: kind.__mro__.index(own)])
+    """Return True if a subclass of a layer replaces an option of the layer by a class attribute, such as a property."""
+    layer = equations(kind)
+    options = inspect.signature(layer.__init__).parameters
+    return any(not options.keys().isdisjoint(vars(each)) for each in kind.__mro__[: kind.__mro__.index(layer)])
 
 
 @functools.lru_cache
@@ -157,13 +157,16 @@ def _describe(layer: Any, num_dst: int) -> tuple[Tensor, Any, Tensor | None]:
 
 
 def finished(layer: Any, out: Tensor, x: Tensor, score: Any, res: Tensor | None, spent: bool) -> Tensor:
-    """Return a layer's output from the operation's; features of edges, which autocast does not round, widen none."""
+    """Return a layer's output from the operation's, in the dtype of x if edge features are attended to.
+
+    Autocast does not round edge features, so the operation's output may be wider than x.
+    """
     result: Tensor = layer._finish(out, res, spent)
     return result if score.edge_values is None else result.to(x.dtype)
 
 
 class Grads(dict[str, Tensor]):
-    """The gradients of a node's tensors, by name, in float32 or wider; `dtype` is that of the products, if another."""
+    """The gradients of a node's tensors, by name, in float32 or wider; products are computed in `dtype`, if any."""
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class AttentionConv(MessageConv):
             dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
             seed = draw_seed(edges.src.device, dropout) if drops(dropout) else None
             dtype = autocast_dtype(tensors[0])
-            if dtype is not None and not self._folds(x):  # once for all maps, and nothing else reads them
+            if dtype is not None and not self._folds(x):  # once for all linear maps, which alone read x
                 tensors[:2] = [rounded(end, dtype) for end in tensors[:2]]
             return LayerNode.apply(Plan(self, edges, dropout, dtype), seed, edge_weight, *tensors)
 

@@ -80,12 +80,12 @@ def check_call(layer: Any, x: Any, edge_index: Any, edge_attr: Any, edge_weight:
             raise ValueError(f"{name} is of type {type(each).__name__}, expected a tensor of shape {shape} or (E,).")
         if each is not None and is_coo and not edge_index.is_coalesced():
             raise ValueError(
-                f"edge_index is a COO matrix that is not coalesced: its edges have no order for {name}. Pass "
+                f"edge_index is a COO matrix that is not coalesced, so the order of {name} is ambiguous. Pass "
                 f"edge_index.coalesce(), and {name} in the order of its values."
             )
     both = x if isinstance(x, (tuple, list)) else (x, x)
     if len(both) != 2:
-        raise ValueError(f"x has {len(both)} parts, expected a tensor of shape (N, F), or (x_src, x_dst or None).")
+        raise ValueError(f"x has length {len(both)}, expected a tensor (N, F) or a pair (x_src, x_dst or None).")
     for side, part, width in zip(("src", "dst"), both, of_both_ends(layer.in_channels), strict=True):
         if part is None and side == "dst":
             continue

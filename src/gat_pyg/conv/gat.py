@@ -169,13 +169,14 @@ class GATConv(AttentionConv):
                 its first N_dst rows.
             return_attention_weights: also return alpha, as `(out, (edge_index, alpha [E, H]))`, after
                 dropout in training and times `edge_weight`. A `SparseTensor` comes back with alpha as its values.
-            edge_weight: `[E]` or `[E, H]`, which multiply alpha after the softmax; 1 for added loops.
+            edge_weight: `[E]` or `[E, H]`, which multiply alpha after the softmax; 1 for added loops. On a matrix, they
+                are in the order of its values.
 
         Returns:
             `[N_dst, H C]`, or `[N_dst, C]` with `concat=False`.
 
         Raises:
-            ValueError: if a shape or dtype does not fit.
+            ValueError: if a shape or dtype does not fit, or a COO matrix with features or weights is not coalesced.
             IndexError: if an id in `edge_index` has no row in x.
             NotImplementedError: for edge features or weights, and self-loops, on a sparse adjacency.
         """

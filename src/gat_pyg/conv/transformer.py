@@ -148,7 +148,7 @@ class TransformerConv(AttentionConv):
         return beta * skip + (1 - beta) * out
 
     def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
-        # PyG's other layers write alpha into a torch.sparse matrix, this one does not; alpha has its order of values
+        # PyG's other layers write alpha into a torch.sparse matrix, this one returns it in the order of the values
         if not isinstance(adjacency, Tensor):
             return super()._attention(adjacency, alpha)
         return adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, alpha
@@ -201,7 +201,7 @@ class TransformerConv(AttentionConv):
 
     def _before_back(self: Any, value: Tensor, of: dict[str, Any], grads: Grads) -> None:
         """Add the gradients of what `_project` and `_score` read, from those of their results."""
-        grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_query")  # freed before the next
+        grads.of_linear(of.pop("x_dst").flatten(1), grads.end, "lin_query")  # freed before the next product
         of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
         width = of_key.size(1)
         if of_key.stride(0) == 2 * width:  # side by side, as keys and values are

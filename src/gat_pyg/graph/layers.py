@@ -27,23 +27,24 @@ def is_reversed(layer: nn.Module) -> bool:
 def graph_norms(model: nn.Module) -> list[str]:
     """Return the classes of the norms over all nodes of a graph, such as `GraphNorm` and PyG's default `LayerNorm`.
 
-    Subclasses of PyG's count, and own classes among `model.norms` whose forward takes `batch`, the graph of each node.
+    Subclasses of PyG's norms count too, and so do other classes in `model.norms` whose forward takes `batch`, the graph
+    of each node.
 
     >>> from torch_geometric.nn import BatchNorm, GraphNorm
     >>> graph_norms(nn.ModuleList([GraphNorm(8), LayerNorm(8), LayerNorm(8, mode="node"), BatchNorm(8)]))
     ['GraphNorm', 'LayerNorm']
     """
-    own, of_pyg = {*getattr(model, "norms", ())}, "torch_geometric.nn.norm."
-    norms = [m for m in model.modules() if m in own or any(c.__module__.startswith(of_pyg) for c in type(m).__mro__)]
+    listed, of_pyg = {*getattr(model, "norms", ())}, "torch_geometric.nn.norm."
+    norms = [m for m in model.modules() if m in listed or any(c.__module__.startswith(of_pyg) for c in type(m).__mro__)]
     over_graphs = [m for m in norms if "batch" in arguments(m)]
     return [type(m).__name__ for m in over_graphs if not (isinstance(m, LayerNorm) and m.mode == "node")]
 
 
 def mixes_nodes(model: nn.Module) -> bool:
-    """Return True if one of `model.norms` may read more than one node: in training, batch norms do too.
+    """Return True if a norm may read more than one node, as batch norms do in training.
 
-    So may all classes that are neither torch's nor PyG's.
+    So may every class in `model.norms` that is neither torch's nor PyG's.
     """
     parts = [m for norm in getattr(model, "norms", ()) for m in norm.modules()]
-    own = any(not type(m).__module__.startswith(("torch.", "torch_geometric.")) for m in parts)
-    return own or bool(graph_norms(model)) or any(isinstance(m, _BatchNorm) for m in model.modules())
+    unknown = any(not type(m).__module__.startswith(("torch.", "torch_geometric.")) for m in parts)
+    return unknown or bool(graph_norms(model)) or any(isinstance(m, _BatchNorm) for m in model.modules())

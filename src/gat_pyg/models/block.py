@@ -52,8 +52,8 @@ class Block(nn.Module):
         dropout: p of the feed-forward part.
         input_dropout: p of Att's input.
         norm: the norm n, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair"; or a class
-            or function of the width. With one that is neither torch's nor PyG's, a training step computes the whole
-            graph; where batches of nodes are computed, it has to act on each row alone.
+            or function of the width. With a norm that is neither torch's nor PyG's, a training step computes the whole
+            graph. For inference in batches of nodes, such a norm has to act on each row alone.
         norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
         act: the name of an activation in `torch.nn`, or a callable; None for none.
         norm_first: apply the norm to h rather than to the sum.

@@ -228,7 +228,7 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, by_rule: b
         left_out |= {*network}
     if facts.item in ("graph", "link"):
         left_out.add("model.pre_linear")
-        if 1 in (values.get("model.num_layers"), table.get("model.num_layers")):  # nothing to skip to
+        if 1 in (values.get("model.num_layers"), table.get("model.num_layers")):  # skip connections need a second layer
             left_out.add("model.residual")
     if not (inspect.isclass(kind) and issubclass(kind, (GAT, BasicGNN))):
         left_out |= {"model.readout", "model.head_layers"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy  # which imports its parts when they are used
+import scipy  # imports its submodules on first use
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -122,9 +122,7 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
             edges = to_undirected(data.edge_index, num_nodes=N)
             graph = Data(edge_index=edges, edge_weight=torch.ones(edges.size(1), dtype=torch.float64), num_nodes=N)
             start: dict[str, Any] = {"v0": np.random.RandomState(0).standard_normal(N)}
-            if (
-                "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters
-            ):  # SciPy 1.17, which draws further vectors by it
+            if "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters:  # since SciPy 1.17, for its draws
                 start["rng"] = 0
             solver = AddLaplacianEigenvectorPE(k, None, is_undirected=True, **start)
             solver.SPARSE_THRESHOLD = max(DENSE, k + 2)  # `eigsh` cannot compute all of them

@@ -127,7 +127,7 @@ class LinkLabels(OfEdges, Binary):
         """Return the scores `[L]` of the pairs: the inner products of their rows, or `out` if it holds scores.
 
         Raises:
-            ValueError: if the output is `[..., 1]`, as scores may be by mistake.
+            ValueError: if the output is `[..., 1]`, since scores are `[L]`.
         """
         src, dst = data.edge_label_index
         if out.dim() != 1 and out.size(-1) == 1 != self.out_channels:
@@ -181,6 +181,8 @@ class LinkLabels(OfEdges, Binary):
 
 def hits(pos: Tensor, neg: Tensor, k: int) -> float:
     """Return Hits@K, the share of the positive links `[P]` above the k-th of the negative ones `[M]`; 1 if M < k.
+
+    It is that of OGB's `Evaluator`.
 
     Example:
         >>> hits(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0, 0.0]), k=2)  # a tie is no hit

@@ -129,7 +129,7 @@ def _r2(out: Tensor, y: Tensor) -> float:
 
 # The metrics that fit each form of labels, by name; None if the score follows from sums that an objective adds up ----
 
-RANKED: Mapping[str, Measure] = {  # of one column, which may be links
+RANKED: Mapping[str, Measure] = {  # of one column of labels, or of links
     "roc_auc": partial(_ranked, "binary_auroc"),
     "average_precision": partial(_ranked, "binary_average_precision"),
 }

@@ -39,7 +39,7 @@ class Members(NamedTuple):
         return self.penalty is not None or self.fit is not None
 
 
-METHODS = "decayed_parameters", "penalty", "fit", "inference"  # an attribute of this name that is a number is another
+METHODS = "decayed_parameters", "penalty", "fit", "inference"  # ignored where they are not callable
 
 
 def members(model: nn.Module) -> Members:
@@ -86,8 +86,8 @@ class Inputs:
     def of(cls, model: nn.Module) -> Inputs:
         """Return the inputs of a model, without `edge_attr` if it does not support edge features.
 
-        A model around another one may pass others on as `**options`: those of its member `inner_inputs`. Torch's
-        wrappers pass on all of them.
+        A model around another one may pass others on as `**options`: those of its member `inner_inputs`. A
+        wrapper of torch, such as `DataParallel` or `AveragedModel`, has the inputs of its module.
         """
         forward, inner = signature(uncompiled(model).forward).parameters, members(model).inner_inputs
         if hasattr(model, "module") and not forward.keys().isdisjoint({"args", "inputs"}):

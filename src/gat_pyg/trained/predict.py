@@ -271,7 +271,7 @@ def table(
     if every.has_duplicates:
         raise ValueError(
             f"The predictions would have two columns called {every[every.duplicated()][0]}. Rename this column, target "
-            "or class in the data of the run, leave it out of keep, or choose one seed, which has no deviation."
+            "or class in the data of the run, leave it out of keep, or choose one seed, whose table has no _std."
         )
     frame = pd.DataFrame(dict(columns))
     if not rows.left_out:

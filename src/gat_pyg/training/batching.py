@@ -134,7 +134,7 @@ class LabelledPairs(WholeGraph):
         self.num_links, self.seed = num_links, seed
 
     def batches(self, split: Split, trainer: Trainer | None) -> Any:
-        """Return the graph; in training, with the labelled pairs of each step as `input_id`, and the own `share`."""
+        """Return the graph; in training, with the labelled pairs of a step as `input_id` and the process's `share`."""
         whole = super().batches(split, trainer)
         if split != "train":
             return whole
@@ -189,7 +189,7 @@ class SeedNodes(Subgraphs):
         self.num_neighbors = num_neighbors
 
     def batches(self, split: Split, trainer: Trainer | None) -> Any:
-        """Return batches of this process's seed nodes, in an order determined by seed and epoch; all for the test."""
+        """Return batches of this process's seed nodes, in an order set by seed and epoch; for the test, all nodes."""
         if split == "test":
             return super().batches(split, trainer)
         rank, world = _place(trainer)
@@ -220,7 +220,7 @@ class SeedPairs(SeedNodes):
     """
 
     def batches(self, split: Split, trainer: Trainer | None) -> Any:
-        """Return this process's labelled pairs of each training step with neighbours of their nodes, or all nodes."""
+        """Return this process's labelled pairs with neighbours of their nodes; outside of training, all nodes."""
         if split != "train":
             return super().batches("test", trainer)
         graph, steps = self.task.train[0], _steps(self.task, self.batch_size, self.seed)
@@ -251,7 +251,7 @@ class Parts(Subgraphs):
         return partition(data.edge_index, data.x.size(0), self.num_parts)
 
     def batches(self, split: Split, trainer: Trainer | None) -> Any:
-        """Return batches of this process's parts, in an order determined by seed and epoch; for training only."""
+        """Return batches of this process's parts, in an order set by seed and epoch; outside of training, all nodes."""
         if split != "train":
             return super().batches(split, trainer)
         share = _shares("part", range(self.num_parts), self.batch_size, trainer, self.seed)

@@ -46,8 +46,7 @@ class Supervised(LightningModule):
             `model(data)` if its only argument is `data`, `batch` or `graph`, and returns logits `[N, K]`.
             `edge_attr=...` is passed if the forward takes it and the graph has edge features. So are `batch=...` and
             `batch_size=...` of several graphs, a `Batch` or a `Data` with `batch`; for graph labels, the logits are
-            `[G, K]`.
-            If it has a method `penalty(out, data)`, the result is added to the training loss.
+            `[G, K]`. If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: meaning of the logits, `task.objective`.
         optimisation: the optimizer, learning rate, weight decay, schedule, clipping and averaging.
 
@@ -156,7 +155,7 @@ class Supervised(LightningModule):
         return sums.to(self.device)
 
     def _each(self, statistics: str, out: Tensor, y: Tensor) -> Any:
-        """Return what the method `statistics` of the objective returns for the outputs of the model, or of each."""
+        """Return the result of a method of the objective, given by its name; in a stack, the results of all models."""
         return getattr(self.objective, statistics)(out, y)
 
     def _computed(self, data: Data, split: Split, select: Callable[[Data, Split], Data]) -> tuple[Tensor, Data]:
@@ -382,7 +381,7 @@ class Transductive(Supervised):
             super().backward(loss, *args, **kwargs)
 
     def _computed(self, data: Any, split: Split, select: Callable[[Data, Split], Data]) -> tuple[Tensor, Data]:
-        """Return the same; for a loader of all nodes, the output computed layer by layer, and the whole graph."""
+        """Return the output and its graph; for a loader of all nodes, computed layer by layer, and the whole graph."""
         data = self._whole(data)
         if isinstance(data, NodeLoader):
             return self._layer_by_layer(data, split)

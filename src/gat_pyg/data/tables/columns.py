@@ -226,7 +226,7 @@ def check_cells(column: Column) -> None:
     column.refuse(formulas, f"{name} is {{{name}}}, a formula. Save the table with its values.")
     if (points := {*filter(_POINT.fullmatch, column.texts)}) and any(map(_COMMA.fullmatch, frame[name].dropna())):
         problem = "whose point may divide thousands, since other cells have decimal commas"
-        column.refuse(points, f"{name} is {{{name}}}, {problem}. Write thousands without points.")
+        column.refuse(points, f"{name} is {{{name}}}, {problem}. Remove the point or write a comma.")
 
 
 def kind_of(column: Column, rows: Any, is_category: bool = False) -> tuple[str, str]:

@@ -59,7 +59,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> Rows:
         (graph.y,) = objective_for([y], item, target["goal"]).convert([y], file_of(frame))
     numbers = None if order is None or item not in frames else order.tolist()
     ids: Mapping[str, Any] = of.names(item)
-    if target is not None and of.roles.are_two and item == "node":  # of either kind, some may have the same id
+    if target is not None and of.roles.are_two and item == "node":  # nodes of both kinds may have the same id
         kinds = zip(of.ends, of.sides, strict=True)
         ids = {str(of.roles.id): [f"{end.name} {id}" for end, side in kinds for id in side]}
     return Rows([graph], {**ids}, frames.get(item, frame), numbers)

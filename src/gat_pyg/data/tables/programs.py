@@ -310,7 +310,7 @@ def _names(graphs: Sequence[Graph]) -> Sequence[Any]:
 
 
 def _free(rows: Iterable[Mapping[str, Any]], options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the first of some tuples of names that are no attributes."""
+    """Return the first tuple of names that are no attributes of the rows."""
     used = {str(key) for row in rows for key in row}
     return next((names for names in options if used.isdisjoint(names)), tuple(f"{name}_" for name in options[0]))
 
