@@ -223,7 +223,7 @@ def test_losses_and_scores_are_pooled_on_the_gpu(
         data = graph(12, 30).to(rank.device)
         data.x = data.x.to(dtype)
         data.y = data.y if not multilabel else torch.ones(12, 4, device=rank.device)
-        module = setup(Rows(4).to(rank.device, dtype), NodeMultiLabels(4) if multilabel else NodeLabels(4))
+        module = setup(Rows(4), NodeMultiLabels(4) if multilabel else NodeLabels(4)).to(rank.device, dtype)
         module._trainer = trainer_of(rank, strategy)
         loss = module.training_step(data, 0)
         assert loss.device == rank.device and loss.requires_grad

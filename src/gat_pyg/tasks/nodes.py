@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import warnings
 from dataclasses import dataclass
@@ -91,9 +92,9 @@ class OfNodes(Objective):
         """Return the rows in the split's mask, or those of the seed nodes in a sampled batch.
 
         Raises:
-            ValueError: unless the output is `[..., N, K]`, or has the rows of hop 0.
+            ValueError: unless the output is `[..., N, K]`, or has the rows of the first hops.
         """
-        self.check_output(out, [self.size(data), *data.get("num_sampled_nodes", [])[:1]])
+        self.check_output(out, [self.size(data), *itertools.accumulate(data.get("num_sampled_nodes", []))])
         if split is None:
             return out, data.y
         if is_sampled(data):
