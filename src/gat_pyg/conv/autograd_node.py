@@ -114,7 +114,7 @@ def parameters_of(layer: Any) -> list[Any] | None:
         layer.backend not in ("auto", "fused")
         or layer.mechanism is not None
         or _hides_an_option(layer.__class__)
-        or (getattr(layer, "share_weights", False) and layer.lin_l is not layer.lin_r)
+        or (vars(layer).get("share_weights") and layer.lin_l is not layer.lin_r)
         or torch._C._are_functorch_transforms_active()
         or in_forward_mode()
     ):
