@@ -134,7 +134,7 @@ def _fill(cells: Mapping[str, Job], train: Train) -> list[str]:
                 if begun:
                     titles = [names[cell.folder] for cell in begun]
                     several = ", ".join(titles[:SHOWN]) + f" and {len(titles) - SHOWN} others" * (len(titles) > SHOWN)
-                    rank_zero_print(f"{progress()}; {several} begin{'s' * (len(begun) == 1)}")
+                    rank_zero_print(f"{progress()}; {several} {'begins' if len(begun) == 1 else 'begin'}")
                     if len(begun) > 1:
                         begun = [cell._replace(title=title) for cell, title in zip(begun, titles, strict=True)]
                 errors = dict(zip((cell.folder for cell in begun), _train(begun, train), strict=True))

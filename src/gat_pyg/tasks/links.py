@@ -130,7 +130,7 @@ class LinkLabels(OfEdges, Binary):
             ValueError: if the output is `[..., 1]`, since scores are `[L]`.
         """
         src, dst = data.edge_label_index
-        if out.dim() != 1 and out.size(-1) == 1 != self.out_channels:
+        if out.dim() > 1 and out.size(-1) == 1 and self.out_channels != 1:
             expected = f"a score for each pair, ({len(src)},), or a vector for each node, (N, {self.out_channels})"
             raise ValueError(f"The model returns {tuple(out.shape)}, expected {expected}. Use .squeeze(-1).")
         return out if out.dim() == 1 else (out.index_select(0, src) * out.index_select(0, dst)).sum(-1)
